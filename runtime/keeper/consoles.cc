@@ -248,7 +248,8 @@ UniqueFd* Consoles::InputOf(Session& session) {
   return in->valid() ? in : nullptr;
 }
 
-// Only those that there is room for: a descriptor that nobody reads would be ready at once, for ever.
+// Adds only descriptors of streams that have room: a descriptor that nobody reads would be ready at once, for
+// ever.
 void Consoles::AddFds(std::vector<pollfd>* fds) {
   for (const auto& session : sessions_) {
     if (session->out_kept.size() < kConsoleBytes) AddFd(fds, session->out.get());

@@ -371,7 +371,8 @@ void Keeper::Do(Notice& notice) {
     if (rank->exit) continue;
     WriteFileAtomic(rank->spec.notice_path, std::to_string(seconds) + "\n");
     const bool told = connections_.Of(notice.generation, number) != nullptr;
-    // To the program alone: its helpers (data loaders) would die of a signal they do not know.
+    // The signal goes to the program alone: its helpers (data loaders) would die of a signal they do not
+    // know.
     if (notice.signal <= 0 || known || told || rank->pid <= 0) continue;
     for (const pid_t pid : HearersOf(rank->pid, notice.signal, &processes)) kill(pid, notice.signal);
   }

@@ -35,7 +35,7 @@ class LogStream {
   // Where what is typed at the terminal is written. Closed by its owner.
   UniqueFd OpenKeyboard() const;
 
-  // From now until the end of the pipe it is in `set`, which outlives it.
+  // Puts the pipe into `set`, which outlives it, from now until the end of the pipe.
   bool Watch(PollSet<LogStream>* set);
   bool alive() const { return pipe_.valid(); }
   // The rank can write on for a while without being read.

@@ -28,7 +28,7 @@ bool ListenOn(const std::string& path, const char* name, UniqueFd* fd);
 // Temporary file beside it, then rename: a reader sees the old file, the new one or none. Neither a link
 // there nor one of another user on the way is followed (base/folder.h). False: errno says why.
 bool WriteFileAtomic(const std::string& path, const std::string& data);
-// At most `bytes_max` bytes of a regular or proc file; empty when it cannot be read.
+// Reads at most `bytes_max` bytes of a regular or proc file; empty when it cannot be read.
 std::string ReadSmallFile(const std::string& path, size_t bytes_max = 64 << 10);
 bool WriteSmallFile(const std::string& path, const std::string& data);  // existing file: proc, cgroup
 

@@ -208,7 +208,8 @@ void Say(const std::string& indent, const std::vector<std::string>& lines) {
   fflush(stdout);
 }
 
-// Only frames and the threads they belong to; all of it where there are none, since it says why.
+// Returns only frames and the threads they belong to; all lines where there are no frames, since they say
+// why.
 std::vector<std::string> FramesOf(const ToolResult& result) {
   std::vector<std::string> frames, all;
   bool in_frame = false;
