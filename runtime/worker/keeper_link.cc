@@ -37,7 +37,7 @@ constexpr int kBusyPollMs = 100;
 constexpr absl::Duration kSayWaiting = absl::Seconds(3);
 constexpr absl::Duration kLookWanted = absl::Milliseconds(100);
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
-// After a deadline: for the answer to the question whom it was that we waited for.
+// The patience, after a deadline, for the answer to the question which ranks are missing.
 constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
 constexpr absl::Duration kAskWhoIsMissing = absl::Seconds(2);
 
