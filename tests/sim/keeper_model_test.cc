@@ -118,7 +118,7 @@ class Model {
       for (const RankPtr& process : keeper_->Processes()) Act(process);
     }
   }
-  // From outside, as the kernel or a person may.
+  // Kills a rank from outside, as the kernel or a person may.
   void Kill(const RankKey& key) {
     for (const RankPtr& process : keeper_->Processes()) {
       if (RankKey(process->generation, process->rank) == key)

@@ -73,7 +73,7 @@ class Network {
   bool CanConnect(int machine) const;
 
   std::shared_ptr<Connection> Connect(int machine, const core::Peer& peer);
-  // From the machine. False: it is closed, or too many wait.
+  // Sends from the machine. False: the connection is closed, or too many messages wait.
   bool Send(Connection& connection, core::Message message);
   bool SendTo(const std::string& route, core::Message message);  // from the head; likewise
   void CloseNear(Connection& connection, bool crashed_machine);  // the machine's process closed or died

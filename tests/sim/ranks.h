@@ -53,7 +53,7 @@ struct RankProcess {
   bool lies = false;                // reports steps it did not make
   std::optional<core::WorkerCore> worker;
   std::string table;  // what the entry barrier gave it
-  // To its keeper; empty when the keeper is gone.
+  // Sends to its keeper; empty when the keeper is gone.
   std::function<void(const std::string& json)> relay;
   std::function<void(const std::string& line)> report;
   std::function<void(keeper::Exited)> exited;

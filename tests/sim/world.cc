@@ -373,7 +373,7 @@ std::string World::LeftoverCopies() {
   return "";
 }
 
-// At rest every living node on which nothing of an ended generation runs has said so.
+// Finds, at rest, living nodes on which nothing of an ended generation runs and which have not said so.
 std::string World::Unreleased() {
   for (const auto& [id, job] : disk.jobs()) {
     for (const NodeId& node : job.unreleased) {
