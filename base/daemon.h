@@ -26,7 +26,7 @@ absl::Status EnsureProcessesLeft(int least);
 inline constexpr int kDaemonProcessesMin = 24;  // threads of a head with its store, or of an agent
 
 // Standard input, output and error that are closed become /dev/null: the next file to be opened must not be
-// taken for one of them, nor one of them be closed by who thinks that it is its own.
+// taken for one of them, nor one of them be closed by code that thinks it is its own.
 void OpenStandardFiles();
 
 // Whether this is a container, where root is the ordinary user. Known by what the container's maker left in
