@@ -231,7 +231,7 @@ struct World {
 
   absl::Status Add(const Comparison& comparison) {
     GT_ASSIGN_OR_RETURN(std::vector<Outcome> measured, Measure(comparison, turns()));
-    // The whole takes a quarter of an hour: whoever watches sees how far it is.
+    // The whole takes a quarter of an hour, so its progress is shown.
     for (const Outcome& outcome : measured) {
       std::fprintf(stderr, "%s: %.4g %s, spread %.1f %%; %s %.4g, spread %.1f %%\n", outcome.name.c_str(),
                    outcome.ours.Median(), outcome.unit.c_str(), 100 * outcome.ours.Spread(),
