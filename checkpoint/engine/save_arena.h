@@ -1,16 +1,15 @@
 // The memory that a rank shares with the writer of its saves, and the bell between them.
 //
-//   0                header: who asked for what, and how it ended
+//   0                header: the requests, and how they ended
 //   kOrderBegin      the order (format/manifest.h), text
 //   header.hashes    of each chunk of the file, as it was copied (engine/snapshot.h), 16 bytes each
-//   header.tail      what the newest save has besides its tensors (SaveTail), text; if that can change
+//   header.tail      the part of the newest save besides its tensors (SaveTail), text; if that can change
 //   header.data      the data of the rank's shard, in the order of the file. It lies in its page as it will
-//   in a block
-//                    of the file, so that it can be written from here without a copy
+//                    in a block of the file, so that it can be written from here without a copy
 //
-// Each word has one writer. The rank fills order and data, then announces them; whether there is work is
-// `requested` against `finished`, so a writer that starts anew, or a rank that never comes back, leaves
-// nothing in doubt. The bell only wakes: whoever hears it looks at the header.
+// Each word has one writer. The rank fills order and data, then announces them; there is work while
+// `requested` is above `finished`, so a writer that starts anew, or a rank that never comes back, leaves
+// nothing in doubt. The bell only wakes: the side that hears it looks at the header.
 #pragma once
 #include <atomic>
 #include <cstddef>

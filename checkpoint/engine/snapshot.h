@@ -1,5 +1,5 @@
-// The copy of registered memory into the buffer of a save, done by whoever helps, and the hashes of what was
-// copied.
+// The copy of registered memory into the buffer of a save, made by all threads that help, and the hashes of
+// the copy.
 #pragma once
 #include <cstddef>
 #include <cstdint>
