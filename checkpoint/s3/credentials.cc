@@ -255,8 +255,8 @@ class Provider final : public CredentialsProvider {
     return profile.keys.access_key.empty() && profile.process.empty() && profile.unsupported.empty();
   }
 
-  // Reads one of the two files. A file that does not contain the profile counts as absent; `looked` gets the
-  // reason.
+  // Reads one of the two files. The profile is empty where the file cannot be read or does not have it;
+  // `looked` gets the reason.
   absl::StatusOr<S3Profile> ReadProfile(bool config, const std::string& profile, std::string* looked) const {
     std::string path = Value(config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE");
     if (path.empty() && !Value("HOME").empty())

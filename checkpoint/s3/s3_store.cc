@@ -529,8 +529,8 @@ class S3Store final : public port::BlobStore {
     return found;
   }
 
-  // One request for all. False: not all are gone, and whoever deletes them one by one hears why. Not every
-  // store can do this.
+  // Deletes all keys with one request. False: not all are gone, and deleting them one by one tells why. Not
+  // every store can do this.
   absl::StatusOr<bool> DeleteMany(absl::Span<const std::string> keys) {
     std::string list = "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>";
     for (const std::string& key : keys) absl::StrAppend(&list, "<Object><Key>", Full(key), "</Key></Object>");
