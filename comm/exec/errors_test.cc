@@ -1,4 +1,5 @@
-// Errors of one member, mistakes of a program and members that do not come: who hears what of whom.
+// Errors of one member, mistakes of a program and members that do not come: which ranks hear of them, and
+// how.
 #include <algorithm>
 #include <atomic>
 #include <functional>

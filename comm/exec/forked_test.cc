@@ -406,7 +406,7 @@ TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   }
 }
 
-// Communicators of several threads share the connections of a process: whoever waits drives for all.
+// Communicators of several threads share the connections of a process: the thread that waits drives for all.
 TEST_F(Forked, UcxThreadsOnOneFabric) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   constexpr int kThreads = 3;

@@ -529,7 +529,7 @@ TEST(Communicator, AnAbortBetweenTwoCallsIsToldAtOnce) {
   }
 }
 
-// A call that runs, whoever runs it, and one that comes later.
+// An abort ends a running call, whichever thread runs it, and later calls.
 TEST(Communicator, AbortFromAnotherThreadEndsTheRunningCallOfAll) {
   for (const auto& nodes : kThrees) {
     for (const bool collective : {true, false}) {
