@@ -1,8 +1,8 @@
-// Waiting. Each rank counts what it has entered in words of its own, and whoever waits for it looks at such a
-// word: for some microseconds without pause; where ranks outnumber the cores instead by giving the core away
-// between looks, since one of those waited for may need it; then asleep on the word with a futex for at most
-// kNap. The nap bounds how late a waiter notices that the generation is over: a killed peer can never wake
-// anyone.
+// Waiting. Each rank counts what it has entered in words of its own, and a rank that waits for it looks at
+// such a word: for some microseconds without pause; where ranks outnumber the cores instead by giving the
+// core away between looks, since one of those waited for may need it; then asleep on the word with a futex
+// for at most kNap. The nap bounds how late a waiter notices that the generation is over: a killed peer can
+// never wake anyone.
 //
 // Sleeping without a lost wake-up: the waiter announces itself in `waiters` and then gives the kernel the
 // value it saw; the owner changes the word and then, with a full fence between, reads `waiters`. So either
