@@ -304,7 +304,7 @@ void Fabric::Take(absl::string_view message) {
   }
 }
 
-// The oldest goes where there is no room: whoever misses it has its own deadline.
+// The oldest message is dropped where there is no room: a member that misses it has its own deadline.
 void Fabric::KeepEarly(ContextId id, absl::string_view message) {
   early_bytes_ += message.size();
   early_.emplace_back(id, std::string(message));

@@ -130,8 +130,8 @@ class Fabric {
   // at once, UCX 1.13 has to choose between two TCP connections, and on a busy machine what one of them had
   // sent was sometimes never seen by the other.
   void Want(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // One piece: header and at most kPieceBytes, copied. Leaves at once where it can, else with whoever drives.
-  // `of` is told of its end if there is one.
+  // Posts one piece: header and at most kPieceBytes, copied. It leaves at once where it can, else when a
+  // thread drives. `of` is told of its end if there is one.
   void Post(Peer* peer, const MessageHeader& header, absl::string_view bytes,
             std::shared_ptr<Sending> of = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sends the rest of a message, piece by piece.

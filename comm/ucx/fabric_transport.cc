@@ -243,8 +243,8 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     return absl::OkStatus();
   }
 
-  // A broken connection is a symptom: whoever knows the cause (the keeper that saw a rank die) revokes the
-  // generation with it, a moment later. Only without such a verdict the symptom is the answer.
+  // A broken connection is a symptom: the head, which learns the cause from the keeper that saw a rank die,
+  // revokes the generation with it, a moment later. Only without such a verdict the symptom is the answer.
   absl::Status AwaitVerdict(absl::string_view symptom, const Watch& watch) {
     const Instant give_up = RealClock().Now() + kVerdictPatience;
     while (RealClock().Now() < give_up) {
