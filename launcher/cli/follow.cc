@@ -485,8 +485,8 @@ class Follower {
     if (there.ok()) {
       cluster_.client->set_interrupt_fd(signals_.fd());
     } else if (absl::IsNotFound(there) && long_enough) {
-      // A cluster without jobs ends: whoever printed for so long, or was stopped, finds what its job has
-      // left.
+      // A cluster without jobs ends: a command that printed for so long, or was stopped, finds the result of
+      // its job.
       if (absl::StatusOr<JobDoc> left = LeftResult(job_.run_dir, job_id_); left.ok() && left->Final()) {
         job_ = *std::move(left);
         head_gone_ = true;
