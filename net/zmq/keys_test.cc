@@ -124,8 +124,8 @@ TEST(KeyRegistry, ReloadFollowsTheFileAndKeepsTheOldKeysOnErrors) {
   EXPECT_EQ(ReadAllowedKeys(path).status().code(), absl::StatusCode::kPermissionDenied);
 }
 
-// X4: a list that was refused for its mode is taken when that was put right, as the error says: whoever was
-// taken out of it kept every right.
+// X4: a list that was refused for its mode is taken when that was put right, as the error says: a key that
+// was taken out of it kept every right before.
 TEST(KeyRegistry, AModeThatWasPutRightIsNoticed_X4) {
   const std::string path = TestFolder() + "/authorized";
   const KeyPair a = MakeKeyPair();
