@@ -543,8 +543,8 @@ void Agent::RememberWhereItIs() {
 }
 
 // A key that was revoked while the agent was away gets no other answer than this. It may also be about to be
-// put on the list, and whoever sits between could feign it: hence the patience, and ranks are left to their
-// keepers.
+// put on the list, and a machine in between could feign the answer: hence the patience, and ranks are left to
+// their keepers.
 void Agent::GiveUpIfRefused() {
   if (zmq_ == nullptr || connected_ || !zmq_->KeyRefused()) return refused_since_.reset();
   if (!refused_since_) refused_since_ = clock_.Now();
@@ -571,7 +571,7 @@ void Agent::LookAfterStateDir() {
       node_.value, ") forgotten with `gtrain node revoke`"));
 }
 
-// The head may be known by a name, and whoever knows its address may not answer.
+// The head may be known by a name, and the name server may not answer.
 void Agent::SayHeadUp() {
   order_.Connected();
   if (!options_.address.empty()) return Step(core::HeadUp{options_.address});

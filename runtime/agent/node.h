@@ -62,7 +62,7 @@ struct LogPiece {
   uint64_t next_offset = 0;
   bool at_end = false;
 };
-// A log file, open: for who reads many pieces of one. NotFound: nothing was written to it yet.
+// Opens a log file, for readers of many pieces of one. NotFound: nothing was written to it yet.
 absl::StatusOr<UniqueFd> OpenLog(const std::string& path);
 // Reads at most `bytes_max` from `offset` (0: 256 KiB; less than 4 are 4), cut between UTF-8 characters.
 // Bytes that were punched out are named, not returned. `path` is for messages. The memory of *piece is used
