@@ -356,7 +356,7 @@ TEST_F(Transport, NothingIsQueuedWithoutAConnection) {
   EXPECT_EQ(NextAtServer()->payload, "fresh");
 }
 
-// W9: a peer that does not read is an error for who sends, not a silent loss: what was accepted arrives,
+// W9: a peer that does not read is an error for the sender, not a silent loss: accepted messages arrive,
 // whole and in order, and nothing else does.
 TEST_F(Transport, SlowReaderLosesNothingThatWasAccepted_W9) {
   constexpr int kMost = 200'000;
