@@ -551,7 +551,8 @@ TEST_F(HeadCoreTest, AuthorityComesFromTheKey_X5) {
   EXPECT_THAT(head_->Snapshot().jobs, IsEmpty());
 }
 
-// The namespace of a user is its name: whoever has it, after a head restart too; nobody else but admins.
+// The namespace of a user is its name: every key with that name reaches its jobs, after a head restart too;
+// no other but administrators does.
 TEST_F(HeadCoreTest, UsersReachOnlyTheirOwnJobs_X5) {
   Hello("1");
   const JobId job(

@@ -104,8 +104,8 @@ void Membership::RefuseRival(Node& node) {
   node.rival.reset();
 }
 
-// True for a hello from a connection that its agent has given up already (fault W7). A hello of a dead node
-// is never late: its clock is trusted no longer than that.
+// True for a hello from a connection that its agent has given up already (fault W7). The order of earlier
+// hellos counts no longer once the node is dead: its clock is trusted no longer than that.
 bool Membership::IsLate(const Node& node, const AgentHello& hello) const {
   if (hello.order == 0) return false;  // of an older version
   const auto before = [&](const std::string& boot, uint64_t order) {

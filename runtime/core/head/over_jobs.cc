@@ -35,8 +35,8 @@ size_t BytesKept(const Job& job) {
 OverJobs::OverJobs(HeadContext& context, HeadModel& model, HeadRecords& records)
     : context_(context), model_(model), config_(context.config()), records_(records) {}
 
-// Jobs that are over beyond the limits are forgotten: the oldest of who has most of them, in number or in
-// bytes. Costs nothing while both limits hold.
+// Jobs that are over beyond the limits are forgotten: the oldest of the user with most of them, in number or
+// in bytes. Costs nothing while both limits hold.
 void OverJobs::DropOldJobs() {
   while (static_cast<int>(model_.jobs.size()) > config_.jobs_max) {
     if (!DropOfMost([](const OfUser& own) { return own.jobs.size(); })) break;
