@@ -693,7 +693,7 @@ TEST_F(HeadTest, StrangersChangeOnlyACounter) {
   EXPECT_EQ(kill(head_->pid(), 0), 0);
 }
 
-// It was dropped, and whoever sent it waited for nothing and took the head for dead.
+// Such a request was dropped, and its client waited for nothing and took the head for dead.
 TEST_F(HeadTest, ARequestThatCannotBeReadIsAnswered) {
   Start();
   const auto reply = client_->Call(core::ClientStatus{JobId("a b")}, kPatience);
