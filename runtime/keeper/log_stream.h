@@ -43,7 +43,7 @@ class LogStream {
 
   // Reads what is there, at most `bytes_max`; closes at end of file. Returns the bytes read.
   size_t Pump(int64_t now_ms, size_t bytes_max = 1 << 20);
-  // Hands over held-back bytes and closes the pipe, whoever still holds the other end (fault P7).
+  // Hands over held-back bytes and closes the pipe, whichever process still holds the other end (fault P7).
   void Close(int64_t now_ms);
 
   const std::string& Tail() const { return tail_; }  // up to 2 x kTailBytes; the last kTailBytes count

@@ -167,7 +167,8 @@ std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid) {
         if (stays) return keepers;
         break;
       }
-      // It has just ended, and whoever it left has another parent; its number may be somebody else's now.
+      // The parent has just ended, and its children have another parent; its number may be another process's
+      // now.
       if (!ReadProcess(entry.parent, &parent) || parent.start_time > entry.start_time) break;
       entry = std::move(parent);
       if (entry.name == kKeeperName) keepers.push_back(entry.pid);

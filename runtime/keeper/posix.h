@@ -64,11 +64,11 @@ std::vector<pid_t> HearersOf(pid_t leader, int signal, std::vector<ProcessEntry>
 
 inline constexpr char kKeeperName[] = "gtrain-keeper";  // of its process: KeepersAbove looks for it
 
-// The keepers that `pid` descends from, nearest first. Keepers are subreapers, so what a rank starts stays
-// below its keeper for as long as that lives, and the kernel says so: by this an agent is told from a rank of
-// the same user, from whom no file could hide a secret. A process that calls itself a keeper gains nothing.
-// Nothing where the way up to the first process was not seen whole, as when a parent ends meanwhile: who
-// cannot be placed is nobody's agent.
+// The keepers that `pid` descends from, nearest first. Keepers are subreapers, so the processes of a rank
+// stay below its keeper for as long as that lives, and the kernel says so: by this an agent is told from a
+// rank of the same user, from which no file could hide a secret. A process that calls itself a keeper gains
+// nothing. Nothing where the way up to the first process was not seen whole, as when a parent ends meanwhile:
+// a process that cannot be placed is nobody's agent.
 std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid);
 // The other end of a Unix socket, at the time it connected or listened, is a process of this user that
 // descends from no keeper but from those that this process descends from, too (a gtrain that runs in a rank).

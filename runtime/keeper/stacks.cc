@@ -1,5 +1,5 @@
-// The cheapest comes first and each part is written when it is there: whoever is ended at a time limit has
-// said what it knew.
+// The cheapest part comes first and each part is written when it is there: a tool that is ended at a time
+// limit has written what it knew.
 #include "runtime/keeper/stacks.h"
 
 #include <dirent.h>
