@@ -30,8 +30,8 @@ std::string Encode(const core::Message& message);
 // it.
 absl::StatusOr<core::Message> Decode(absl::string_view bytes, Sender sender = Sender::kAny);
 
-// The id of a client's request that Decode refused, so that whoever waits for its answer can be told. "": it
-// is none, or the id is no id either.
+// The id of a client's request that Decode refused, so that its client can be told. "": there is none, or the
+// id is no id either.
 std::string RequestIdOf(absl::string_view bytes);
 
 // "AgentHello", "Revoke", ...: for logs.
