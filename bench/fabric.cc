@@ -2,8 +2,7 @@
 // The ranks are forked here, each of them a machine (UCX over loopback) or all on one (shared memory).
 //
 //   splits   the first communicator of 8 and of 17 machines, further ones of all ranks, and the descriptors
-//   that
-//            they add; 1,000 (100 with --quick) made and closed, and what memory and descriptors are then
+//            that they add; 1,000 (100 with --quick) made and closed, and memory and descriptors after that
 //   ends     a rank aborts a communicator in which the others are waiting, or the generation is revoked: how
 //            long after that the last of them returns. Also where one more rank is stopped (SIGSTOP) in the
 //            middle of an all-reduce of 64 MiB. 1,000 times each, 50 with --quick
