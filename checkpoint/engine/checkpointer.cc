@@ -889,7 +889,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   else if (settings_.newest)
     restored_step_ = settings_.newest->step;
   if (!choice.elsewhere) lowest_step_ = std::max(lowest_step_, choice.id.step);
-  // Retention knows of one that may never be committed nothing but what is older.
+  // The restored save may never be committed: then retention gets the newest committed one instead.
   if (!choice.elsewhere) resumed_ = choice.uncommitted ? settings_.newest : choice.id;
   if (saver_ != nullptr && resumed_) saver_->Resumed(*resumed_);
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
@@ -1081,8 +1081,8 @@ void CheckpointerImpl::TellInterval() {
 }
 
 bool CheckpointerImpl::Due(int64_t step) const {
-  // A machine goes: what was committed after the notice is what the others go on with (C13). A save that
-  // began before it is let finish.
+  // A machine is about to go: the others go on with a checkpoint that was committed after the notice (C13). A
+  // save that began before the notice may finish.
   const bool can = saver_ != nullptr ? !saver_->busy() : !starting_.joinable();
   if (session_->PreemptionNotice() && !saved_for_notice_ && can) return true;
   if (session_->StopRequested() && !saved_for_stop_ && can) return true;

@@ -1,7 +1,8 @@
-// Memory in which the writers of one machine leave word for each other, so that a save of theirs needs no
-// files and no requests for that: each what it has written, the one of rank 0 what is committed. A shortcut
-// and nothing more: what does not come this way, because somebody died or cannot open it, comes through the
-// storage as between machines (docs/formats/checkpoint.md), and nobody who reads it trusts that it is whole.
+// Memory in which the writers of one machine leave messages for each other, so that a save of theirs needs no
+// files and no requests for that: each writer leaves its index, rank 0's the committed manifest. It is only a
+// shortcut: a message that does not come this way, because a writer died or cannot open the memory, comes
+// through the storage as between machines (docs/formats/checkpoint.md), and no reader trusts that a message
+// is whole.
 //
 //   page 0         Header
 //   then           a Slot of 1 MiB for each rank: the index of a shard of up to 90 GiB

@@ -105,7 +105,7 @@ class NearPushes {
 // Gives this rank's shards to near tiers, beside the save. One owner thread.
 class NearSaves {
  public:
-  // `store` tells, once, what is committed already, and must outlive it.
+  // `store` tells, once, which saves are committed already, and must outlive it.
   NearSaves(NearTiers tiers, port::BlobStore* store);
   ~NearSaves() { Finish(kEndWithin); }
 

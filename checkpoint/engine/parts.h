@@ -1,5 +1,5 @@
-// Reading the parts of a manifest: of many ranks the root names parts, and who reads it loads only those that
-// it needs. Each costs one GET; up to kCallsAtOnce (parallel.h) are out at a time.
+// Reads the parts of a manifest: for many ranks the root names parts, and a reader loads only those that it
+// needs. Each costs one GET; up to kCallsAtOnce (parallel.h) are out at a time.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// Saves of more ranks than one part holds: who gathers what, what is read again, and what becomes of them
-// when somebody fails or is killed.
+// Tests saves of more ranks than one part holds: the gathering, the reading, and the result when a rank fails
+// or is killed.
 #include "checkpoint/engine/parts.h"
 
 #include <gmock/gmock.h>
