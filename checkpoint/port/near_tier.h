@@ -1,6 +1,6 @@
 // A place nearer than the storage that may hold copies of a job's shards: memory or disk of a machine. It
-// commits nothing: what is committed is said by the storage alone, and each byte that comes from here is
-// compared with hashes, those of a manifest from there or, of a save whose upload has not ended, those that
+// commits nothing: only the storage says which saves are committed, and each byte that comes from here is
+// compared with hashes, those of a manifest from there or, for a save whose upload has not ended, those that
 // its writers left beside the copies. So a tier makes a restore faster, or is found out.
 //
 // An attempt is named as in format/names.h ("step-000000000120.e0002.t0001.g0005.a01"), a file as the shard,
