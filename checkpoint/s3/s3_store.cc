@@ -205,7 +205,8 @@ class S3Store final : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
     return Listed(prefix, "", "Contents", "Key");
   }
-  // One request for all that lies between: what does not belong to them is passed over, or not asked for.
+  // Lists with one request everything that lies between the prefixes: other keys are passed over, or not
+  // asked for.
   absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) override {
     std::vector<std::string> found;
     if (prefixes.empty()) return found;
