@@ -27,7 +27,7 @@ absl::Status Everything(Communicator& c);
 absl::Status EveryWay(Communicator& c);
 // Between every two ranks, there and back, with all-reduces in between.
 absl::Status SendAndReceive(Communicator& c);
-// Gather, scatter and what has parts that differ.
+// Checks gather, scatter and the collectives of uneven parts.
 absl::Status Uneven(Communicator& c);
 // Rings, tags, any source, groups.
 absl::Status Messages(Communicator& c);

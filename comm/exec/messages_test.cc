@@ -1,4 +1,4 @@
-// Point to point messages: tags, sources, order, what waits where, and how they end.
+// Tests point to point messages: tags, sources, order, waiting, and how they end.
 #include <atomic>
 #include <chrono>
 #include <future>

@@ -1,5 +1,5 @@
-// Gather, scatter, and the collectives whose parts differ: what they move goes as messages of a tag that no
-// caller can name, or through the even collective where that carries at most twice as much.
+// Gather, scatter, and the collectives of uneven parts: their data goes as messages of a tag that no caller
+// can name, or through the even collective where that carries at most twice as much.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
