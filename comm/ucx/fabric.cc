@@ -22,8 +22,8 @@
 namespace gtrain::comm {
 namespace {
 
-// How long to look again and again before sleeping. In between others may have the core: who is waited for
-// may need it, and if it was gone for long, a sleeper gets it back sooner than one who asks.
+// How long to poll before sleeping. In between others may have the core: the rank that is waited for may need
+// it, and if it was gone for long, a sleeper gets it back sooner than a rank that polls.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 static_assert(sizeof(MessageHeader) + kPieceBytes == GTRAIN_UCX_MESSAGE_MAX);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
