@@ -337,7 +337,7 @@ class Follower {
         " is not shown here: gtrain logs ", job_id_, " --rank ", kRanksShown, " -f"));
   }
 
-  // The first that its ranks say: what they resume after a crash is no surprise.
+  // Only the first note of its ranks is shown: the checkpoint that they resume after a crash is no surprise.
   void TellRestore() {
     if (job_.restore.empty() || !std::exchange(tell_restore_, false)) return;
     if (const std::string news = RestoreNews(job_.restore); !news.empty()) screen_.Say(news);

@@ -142,7 +142,7 @@ void RankOutput::Complete(Stream& stream, absl::string_view text) {
                           ? equal.written
                           : written_.try_emplace({equal.begin, stream.writer}, kNone).first->second;
   written = written == kNone ? equal.begin : lines_[written].next_equal;
-  // Each is passed over once a writer: what it wrote last only moves on.
+  // Each line is passed over once a writer, because the writer's last line only moves on.
   const auto before = [&](uint32_t line) { return stream.last != kNone && line <= stream.last; };
   if (before(equal.end)) written = kNone;
   while (written != kNone && before(written)) written = lines_[written].next_equal;

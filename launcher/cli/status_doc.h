@@ -107,7 +107,7 @@ absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view json);
 // The part of JobDoc::restore that the user who launched should know; empty: training begins anew.
 std::string RestoreNews(absl::string_view restore);
 
-// "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", what is known of it.
+// Prints "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", as far as it is known.
 std::string PrintProgress(const JobDoc& job);
 
 // "16:04:12", with the day if it is not today's.

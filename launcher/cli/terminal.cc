@@ -208,8 +208,9 @@ bool IsPipe(int fd) {
   return fstat(fd, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
 }
 
-// A write to a slow terminal or pipe returns when it has taken everything, minutes later. In pieces, a Ctrl-C
-// is looked at in between; what is left then is not shown. The errno of a failed write, else 0.
+// Prints in pieces. A write to a slow terminal or pipe returns when it has taken everything, minutes later;
+// between pieces a Ctrl-C is looked at, and then the rest is not shown. Returns the errno of a failed write,
+// else 0.
 int PrintInPieces(absl::string_view text) {
   // A descriptor that is ready takes so many bytes at once: a pipe that is ready has room for PIPE_BUF
   // (pipe(7)).
