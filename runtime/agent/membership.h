@@ -28,7 +28,7 @@ struct Membership {
 };
 
 std::string MembershipPath(const std::string& state_dir);
-// Empty where the file is not there or cannot be understood; what it says of addresses is sorted into those
+// Loads the file. Empty where it is not there or cannot be understood; its addresses are sorted into those
 // that could be a head's and those that could not.
 Membership LoadMembership(const std::string& state_dir);
 absl::Status SaveMembership(const std::string& state_dir, const Membership& membership);
