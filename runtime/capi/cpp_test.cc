@@ -144,7 +144,7 @@ void TestLazyCommit(const Session& session, const std::string& folder) {
   CHECK(checkpointer.LastCommitted() == 3);
 }
 
-// The step is the checkpoint's, and who has trained nothing since saves nothing.
+// The step is the checkpoint's, and a program that has trained nothing since saves nothing.
 void TestRestoredStep(const Session& session, const std::string& folder) {
   std::vector<double> weights(kElements);
   Checkpointer checkpointer = Checkpointer::Open(session, {.uri = folder, .every_steps = 2}).value();

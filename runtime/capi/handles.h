@@ -113,7 +113,7 @@ namespace gtrain::capi {
 
 gtrain_status Fill(const absl::Status& status, gtrain_error* error) noexcept;
 
-// Runs the body of one C function: what it throws becomes a status.
+// Runs the body of one C function: an exception becomes a status.
 template <typename Body>
 gtrain_status Call(gtrain_error* error, Body body) noexcept {
   try {
