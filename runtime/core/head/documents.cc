@@ -492,7 +492,8 @@ struct RankHoldingNow {
   std::vector<int> cpus, gpus;
 };
 
-// A job that runs, or may still run something, and what it holds; nodes are places in NodesDocument::nodes.
+// A job that runs, or may still run something, and the resources it holds; nodes are places in
+// NodesDocument::nodes.
 struct HoldingNow {
   JobId id;
   plan::Demand demand;  // what Occupy reads of it

@@ -1,4 +1,4 @@
-// FailureDetector: who is suspect, who is dead, from silence alone. PURE.
+// FailureDetector: decides from silence alone which nodes are suspect or dead. PURE.
 #pragma once
 #include <map>
 #include <optional>

@@ -163,7 +163,7 @@ TEST_F(HeadCoreTest, LostNodeReformsOnTheRest_N1) {
   EXPECT_THAT(status.at("reason").get<std::string>(), HasSubstr("at most 3 ranks were asked for"));
 }
 
-// Its connection lives, so it would never say hello by itself, and what was lost would be for good.
+// Its connection lives, so it would never say hello by itself, and the lost message would be lost for good.
 TEST_F(HeadCoreTest, ANodeToWhichAMessageWasLostIsAskedToConnectAnew_W9) {
   Hello("1");
   const auto acked = [&] {

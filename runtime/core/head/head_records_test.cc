@@ -1,4 +1,5 @@
-// Jobs as several records: what a change writes, what a restart reads, and what is set aside.
+// Tests jobs as several records: the writes of a change, the reads of a restart, and records that are set
+// aside.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +43,7 @@ class RecordsTest : public HeadTestWorld {
     return keys;
   }
 
-  // Another head that reads the same disk, and what it said.
+  // Starts another head that reads the same disk, and returns its messages.
   std::string Read(std::unique_ptr<HeadCore>& other) {
     other = std::make_unique<HeadCore>(config_, Rng(1));
     const auto recovered = other->Recover(OnDisk(), clock_.Now(), clock_.WallNow());

@@ -276,7 +276,7 @@ TEST_F(HeadSharesTest, JobsThatAreOverAreBoundedWhoeverHasMostThatLive) {
   EXPECT_LE(over, 5u) << "of 100 kB each, as text and as what was read from it";
 }
 
-// The words of 1,000 ranks are kept only where they explain something, and what is kept is counted.
+// The last output of 1,000 ranks is kept only where it explains something, and the kept bytes are counted.
 TEST_F(HeadSharesTest, WhatRanksOfOldJobsSaidIsBounded) {
   config_.jobs_bytes_max = 250'000;
   Boot();

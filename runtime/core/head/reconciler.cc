@@ -39,7 +39,7 @@ void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarna
     if (described.contains(generation.job)) continue;
     const Job* job = model_.FindJob(generation.job);
     const bool final = job != nullptr && IsFinal(job->record.state);
-    // A job may be over before this node confirmed it: what is held here keeps its room.
+    // A job may be over before this node confirmed it: the generations held here keep their room.
     const bool keeps_room = final && job->Unreleased(node.record.id);
     if (keeps_room) GT_PROBE("head.what_is_over_keeps_its_room");
     if (job == nullptr || final) over.push_back(&generation);

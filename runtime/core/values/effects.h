@@ -169,7 +169,8 @@ struct WriteFailure {
   bool operator==(const WriteFailure&) const = default;
 };
 
-// <run dir>/result.json and, on a local cluster, the index of its runs: what is left of a job that is over.
+// Writes <run dir>/result.json and, on a local cluster, the index of its runs: the remains of a job that is
+// over.
 struct WriteResult {
   JobId job;
   std::string run_dir;

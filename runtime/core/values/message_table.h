@@ -1,5 +1,5 @@
-// The one table of what is said over the control plane: for each message who may send it and how large it may
-// be, for each request of a client what it is called, whether it changes anything and who may make it. PURE.
+// The one table of the messages of the control plane: for each message who may send it and how large it may
+// be, for each request of a client its name, whether it changes anything and who may make it. PURE.
 //
 // The codec, the check of authority and the dispatch of head and agent all read it. A message without a line
 // here, or without a codec or a handler, does not compile; CONTRIBUTING.md tells the steps.

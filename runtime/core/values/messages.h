@@ -278,8 +278,8 @@ struct LogTail {
   bool is_stderr = false;
   uint64_t end_offset = 0;  // bytes of the log file so far
   std::string text;
-  // 0: all of the tail, in place of what was sent before. n: what came after piece n - 1. Numbers and not
-  // offsets, because of a log that its disk refuses the tail goes on and the offset does not.
+  // 0: all of the tail, in place of the text sent before. n: the text after piece n - 1. Numbers and not
+  // offsets, because the tail of a log that its disk refuses goes on and the offset does not.
   uint64_t piece = 0;
   bool operator==(const LogTail&) const = default;
 };
