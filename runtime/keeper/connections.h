@@ -74,7 +74,8 @@ class Connections {
   // Sends what the socket takes.
   void Write(RankConnection& connection);
   void WriteAll();
-  // Destroys what is broken, after `leave` has heard of it, and what has not said whose it is for long.
+  // Destroys broken connections, after `leave` has heard of them, and those that have not said for long whose
+  // they are.
   void Sweep(const std::function<void(const RankConnection&)>& leave);
   void AddFds(std::vector<pollfd>* fds) const;
   // A connection is broken, or is to prove soon whose it is.

@@ -1,7 +1,7 @@
-// Starts processes for ranks. A starter, a fork of the keeper, starts a whole batch and exits; what it
-// started becomes the keeper's children then (the keeper is their subreaper). So nothing that an exec waits
-// for (a network file system, a slow disk) ever holds up the keeper, and what all ranks share (signals,
-// cgroup, limits) is set once a batch.
+// Starts processes for ranks. A starter, a fork of the keeper, starts a whole batch and exits; its processes
+// become the keeper's children then (the keeper is their subreaper). So nothing that an exec waits for (a
+// network file system, a slow disk) ever holds up the keeper, and settings that all ranks share (signals,
+// cgroup, limits) are made once a batch.
 #pragma once
 #include <stdint.h>
 #include <sys/types.h>
