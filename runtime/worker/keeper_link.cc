@@ -223,7 +223,7 @@ absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(uint64_t sequenc
     });
     return table || !AliveLocked().ok() || Now() >= deadline;
   };
-  // Once somebody has left, who is missing is asked for now and then: the table may only be slow.
+  // Once a rank has left, the missing ranks are asked for now and then: the table may only be slow.
   for (bool over = wait_until(deadline, true); !over;) {
     over = wait_until(std::min(deadline, Now() + kAskWhoIsMissing), false);
     if (!over) GT_RETURN_IF_ERROR(AwaitedLeftLocked(sequence));
