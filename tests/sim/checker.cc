@@ -46,7 +46,7 @@ const core::JobRecord* Checker::Record(const JobId& job) const {
 
 // ---------------------------------------------------------------- the head
 
-// INV-3: what was acknowledged is there again. INV-6: epochs only grow.
+// INV-3: every acknowledged change is there again. INV-6: epochs only grow.
 void Checker::HeadServes(const core::HeadCore& core, int64_t awake) {
   head_served_awake_ = awake;
   if (core.epoch().value <= epoch_) {
@@ -315,7 +315,7 @@ void Checker::CheckResize(const core::JobRecord& record) {
   kernel_.Fail("INV-5", absl::StrCat(record.id.value, " has failed by its resize: ", record.reason));
 }
 
-// INV-5: what was committed before a fault counts for it, and nothing else does.
+// INV-5: a checkpoint that was committed before a fault counts for it, and nothing else does.
 void Checker::CheckCommitted(const core::JobRecord& record, int64_t highest_before) {
   JobTruth& truth = jobs_[record.id];
   if (record.faults.empty() || record.ending != core::Ending::kNone) return;
@@ -528,7 +528,7 @@ void Checker::CheckDrained(const core::JobFaultRecord& record) {
   }
 }
 
-// INV-3: one request makes one job; what is over stays over. INV-1: numbers only grow.
+// INV-3: one request makes one job; a job that is over stays over. INV-1: numbers only grow.
 void Checker::DurableJob(const core::JobRecord& record) {
   JobTruth& truth = jobs_[record.id];
   const auto [it, fresh] = job_of_request_.try_emplace(record.request_id, record.id);

@@ -1,6 +1,7 @@
-// The head's disk and the one thread that writes to it: what is synced, as it is read back, and the one batch
-// that is not. A killed process leaves its batch to the page cache, a power cut takes it or leaves it whole
-// (the log's torn tail is dropped at recovery), an error of fsync says nothing about the outcome.
+// The head's disk and the one thread that writes to it: the synced records, as they are read back, and the
+// one batch that is not synced. A killed process leaves its batch to the page cache, a power cut takes it or
+// leaves it whole (the log's torn tail is dropped at recovery), an error of fsync says nothing about the
+// outcome.
 #pragma once
 #include <functional>
 #include <map>
