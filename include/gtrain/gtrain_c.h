@@ -130,8 +130,8 @@ GTRAIN_API uint64_t gtrain_session_timeline(const gtrain_session* session);
 GTRAIN_API int gtrain_session_managed(const gtrain_session* session);     /* 0 outside gtrain */
 GTRAIN_API const char* gtrain_session_job(const gtrain_session* session); /* lives as long as the session */
 
-/* Sets what `gtrain status` shows. Never blocks. `loss` may be NULL; `samples` counts since the previous
- * report. */
+/* Sets what `gtrain status` shows. Never blocks. `loss` may be NULL; `samples` are new since the last report.
+ * */
 GTRAIN_API gtrain_status gtrain_session_report(gtrain_session* session, int64_t step, const double* loss,
                                                int64_t samples, gtrain_error* error);
 /* GTRAIN_OK, or GTRAIN_UNAVAILABLE with the reason once this generation is over. */
@@ -216,8 +216,7 @@ GTRAIN_API gtrain_status gtrain_all_to_all(gtrain_communicator* comm, const void
 GTRAIN_API gtrain_status gtrain_gather(gtrain_communicator* comm, const void* input, void* output,
                                        size_t count, gtrain_dtype dtype, int root, void* stream,
                                        gtrain_request** out, gtrain_error* error);
-/* Copies block i of input[size * count] of `root` into output[count] of rank i; on other ranks input is
- * ignored. */
+/* Copies block i of input[size * count] of `root` into output[count] of rank i; others ignore input. */
 GTRAIN_API gtrain_status gtrain_scatter(gtrain_communicator* comm, const void* input, void* output,
                                         size_t count, gtrain_dtype dtype, int root, void* stream,
                                         gtrain_request** out, gtrain_error* error);
@@ -229,8 +228,8 @@ GTRAIN_API gtrain_status gtrain_all_gather_v(gtrain_communicator* comm, const vo
 GTRAIN_API gtrain_status gtrain_reduce_scatter_v(gtrain_communicator* comm, const void* input, void* output,
                                                  const size_t* counts, gtrain_dtype dtype, gtrain_op op,
                                                  void* stream, gtrain_request** out, gtrain_error* error);
-/* Sends send_counts[i] elements to rank i and receives receive_counts[i] from it, which must be the number
- * that rank i sends to this one. */
+/* Sends send_counts[i] elements to rank i and gets receive_counts[i] from it, as many as that rank sends
+ * here. */
 GTRAIN_API gtrain_status gtrain_all_to_all_v(gtrain_communicator* comm, const void* input,
                                              const size_t* send_counts, void* output,
                                              const size_t* receive_counts, gtrain_dtype dtype, void* stream,
@@ -240,9 +239,8 @@ GTRAIN_API gtrain_status gtrain_barrier(gtrain_communicator* comm, void* stream,
 
 /* ---- messages ---- */
 
-/* Messages are not collective, and in no order with collectives. They match by sender and tag; messages with
- * the same sender and tag match in the order in which they were sent. They are sent and received beside the
- * collectives of the communicator. */
+/* Messages are not collective, and in no order with collectives, beside which they are sent. They match by
+ * sender and tag; messages with the same sender and tag match in the order in which they were sent. */
 enum { GTRAIN_SEND = 0, GTRAIN_RECEIVE = 1 };
 enum { GTRAIN_ANY_SOURCE = -1, GTRAIN_ANY_TAG = -1 }; /* of receives */
 
@@ -269,9 +267,8 @@ typedef struct gtrain_message {
   size_t received;
 } gtrain_message;
 
-/* Starts a group of messages: all of them begin, receives first, and none waits for another. With `out` the
- * list must stay where it is until a wait finds all of them done; at most 65,536 may be under way
- * (GTRAIN_RESOURCE_EXHAUSTED). */
+/* Starts a group of messages, receives first; none waits for another. With `out` the list must stay where it
+ * is until a wait finds all of them done; at most 65,536 may be under way (GTRAIN_RESOURCE_EXHAUSTED). */
 GTRAIN_API gtrain_status gtrain_exchange(gtrain_communicator* comm, gtrain_message* messages, size_t count,
                                          void* stream, gtrain_request** out, gtrain_error* error);
 
@@ -386,8 +383,8 @@ enum {
   GTRAIN_PER_RANK_MERGE = 2 /* of add_bytes: `load` is called with it too, on rank `old rank % size` */
 };
 
-/* Registers state of this rank alone; it is restored by the same rank number and must have the same size
- * then. */
+/* Registers state of this rank alone, restored by the same rank number, whose state must have the same size.
+ * */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
                                                           void* data, size_t bytes, gtrain_per_rank_rule rule,
                                                           gtrain_error* error);
@@ -396,8 +393,7 @@ GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* c
 typedef gtrain_status (*gtrain_bytes_save)(void* user, const void** data, size_t* bytes);
 typedef gtrain_status (*gtrain_bytes_load)(void* user, const void* data, size_t bytes);
 /* Registers bytes of this rank alone whose number may change from save to save. The functions are called on
- * the thread that saves or restores, and must not call gtrain. All of them together may have 64 MiB at most.
- * */
+ * the thread that saves or restores, and must not call gtrain. All together may have 64 MiB at most. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_bytes(gtrain_checkpointer* checkpointer, const char* name,
                                                        gtrain_bytes_save save, gtrain_bytes_load load,
                                                        void* user, gtrain_per_rank_rule rule,
@@ -529,8 +525,7 @@ typedef struct gtrain_reduced_step {
 /* Blocks until every gradient is the mean over the ranks. `out` may be NULL. */
 GTRAIN_API gtrain_status gtrain_reducer_finish(gtrain_reducer* reducer, gtrain_reduced_step* out,
                                                gtrain_error* error);
-/* Says that this rank cannot go on with its step; the other ranks get `why`. From any thread, never blocks.
- * */
+/* Says that this rank cannot go on with its step; the others get `why`. From any thread, never blocks. */
 GTRAIN_API gtrain_status gtrain_reducer_abort(gtrain_reducer* reducer, const char* why, gtrain_error* error);
 /* Called after finish, on all ranks or none: the step is not applied, and nothing of it is carried over. */
 GTRAIN_API gtrain_status gtrain_reducer_drop(gtrain_reducer* reducer, gtrain_error* error);
@@ -573,15 +568,14 @@ typedef struct gtrain_samples_place {
 GTRAIN_API gtrain_status gtrain_samples_where(gtrain_samples* samples, gtrain_samples_place* out,
                                               gtrain_error* error);
 /* Computes this rank's share of the next batch, or of the one `ahead` batches later: `count` samples go to
- * `indices`, which has room for `room` of them; with NULL they are only counted. Does not move the position.
- * */
+ * `indices`, which has room for `room`; with NULL they are only counted. Does not move the position. */
 GTRAIN_API gtrain_status gtrain_samples_share(gtrain_samples* samples, int64_t ahead, int64_t* indices,
                                               int64_t room, int64_t* count, gtrain_error* error);
-/* Says that the next batch is trained; call it before the save that contains it. GTRAIN_OUT_OF_RANGE: there
- * is no next batch. */
+/* Says that the next batch is trained, before the save that contains it. GTRAIN_OUT_OF_RANGE: there is none.
+ * */
 GTRAIN_API gtrain_status gtrain_samples_advance(gtrain_samples* samples, gtrain_error* error);
-/* Saves and restores the cursor with the rest, as replicated state "gtrain/samples/NAME". Call it before
- * restore and save. */
+/* Saves and restores the cursor as replicated state "gtrain/samples/NAME". Call it before restore and save.
+ * */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_samples(gtrain_checkpointer* checkpointer,
                                                          gtrain_samples* samples, gtrain_error* error);
 
