@@ -43,8 +43,8 @@ inline constexpr int kWarmupStepsMax = 1'000'000;
 
 struct CompressionOptions {
   Codec codec = Codec::kNone;
-  // Elements that a step did not send are added to the next step. This costs one residual of the gradient's
-  // size, and one more while a step is pending.
+  // The part of a gradient that a step did not send is added to the next step's. This costs one residual of
+  // the gradient's size, and one more while a step is pending.
   bool error_feedback = true;
   // For all codecs but PowerSGD.
   ResidualType residual = ResidualType::kFloat32;

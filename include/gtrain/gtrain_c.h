@@ -117,8 +117,7 @@ GTRAIN_API void gtrain_set_log(gtrain_log_function function, void* user);
 
 /* ---- session: this process as one rank of a job ---- */
 
-/* Joins from the environment and waits for all ranks. Outside gtrain it makes a session of one rank. A
- * process makes one session. */
+/* Joins from the environment, once a process, and waits for all ranks; outside gtrain there is one. */
 GTRAIN_API gtrain_status gtrain_session_join(int64_t timeout_ms, gtrain_session** out, gtrain_error* error);
 GTRAIN_API void gtrain_session_free(gtrain_session* session);
 
@@ -130,8 +129,7 @@ GTRAIN_API uint64_t gtrain_session_timeline(const gtrain_session* session);
 GTRAIN_API int gtrain_session_managed(const gtrain_session* session);     /* 0 outside gtrain */
 GTRAIN_API const char* gtrain_session_job(const gtrain_session* session); /* lives as long as the session */
 
-/* Sets what `gtrain status` shows. Never blocks. `loss` may be NULL; `samples` are new since the last report.
- * */
+/* Sets what `gtrain status` shows. Never blocks. `loss` may be NULL; `samples` are new since the last one. */
 GTRAIN_API gtrain_status gtrain_session_report(gtrain_session* session, int64_t step, const double* loss,
                                                int64_t samples, gtrain_error* error);
 /* GTRAIN_OK, or GTRAIN_UNAVAILABLE with the reason once this generation is over. */
@@ -228,8 +226,7 @@ GTRAIN_API gtrain_status gtrain_all_gather_v(gtrain_communicator* comm, const vo
 GTRAIN_API gtrain_status gtrain_reduce_scatter_v(gtrain_communicator* comm, const void* input, void* output,
                                                  const size_t* counts, gtrain_dtype dtype, gtrain_op op,
                                                  void* stream, gtrain_request** out, gtrain_error* error);
-/* Sends send_counts[i] elements to rank i and gets receive_counts[i] from it, as many as that rank sends
- * here. */
+/* Sends send_counts[i] elements to rank i and gets receive_counts[i] from it, as many as it sends here. */
 GTRAIN_API gtrain_status gtrain_all_to_all_v(gtrain_communicator* comm, const void* input,
                                              const size_t* send_counts, void* output,
                                              const size_t* receive_counts, gtrain_dtype dtype, void* stream,
@@ -383,8 +380,7 @@ enum {
   GTRAIN_PER_RANK_MERGE = 2 /* of add_bytes: `load` is called with it too, on rank `old rank % size` */
 };
 
-/* Registers state of this rank alone, restored by the same rank number, whose state must have the same size.
- * */
+/* Registers state of this rank alone; the same rank number restores it, with the same size. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
                                                           void* data, size_t bytes, gtrain_per_rank_rule rule,
                                                           gtrain_error* error);
@@ -571,11 +567,9 @@ GTRAIN_API gtrain_status gtrain_samples_where(gtrain_samples* samples, gtrain_sa
  * `indices`, which has room for `room`; with NULL they are only counted. Does not move the position. */
 GTRAIN_API gtrain_status gtrain_samples_share(gtrain_samples* samples, int64_t ahead, int64_t* indices,
                                               int64_t room, int64_t* count, gtrain_error* error);
-/* Says that the next batch is trained, before the save that contains it. GTRAIN_OUT_OF_RANGE: there is none.
- * */
+/* Says that the next batch is trained; call it before its save. GTRAIN_OUT_OF_RANGE: there is none. */
 GTRAIN_API gtrain_status gtrain_samples_advance(gtrain_samples* samples, gtrain_error* error);
-/* Saves and restores the cursor as replicated state "gtrain/samples/NAME". Call it before restore and save.
- * */
+/* Adds the cursor as replicated state "gtrain/samples/NAME". Call it before restore and save. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_samples(gtrain_checkpointer* checkpointer,
                                                          gtrain_samples* samples, gtrain_error* error);
 
