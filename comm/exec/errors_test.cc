@@ -458,8 +458,8 @@ TEST(Communicator, DeadlineNamesTheRankThatDidNotCome) {
         },
         absl::Seconds(2));
     // At least one rank saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier
-    // that all have entered: either answer is right for it. Between machines a rank knows only for whom it
-    // waits itself, who may wait for rank 1.
+    // that all have entered: either answer is right for it. Between machines a rank can only name the rank
+    // that it waits for itself, which may in turn wait for rank 1.
     int deadline = 0, named = 0;
     for (const absl::Status& s : {results[0], results[2]}) {
       EXPECT_FALSE(s.ok());
