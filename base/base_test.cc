@@ -80,7 +80,7 @@ TEST(MutexTest, EveryUnlockWakesWhoeverWaits) {
   EXPECT_EQ(turn, 300);
 }
 
-// Who changes something and then waits itself has unlocked too.
+// A thread that changes something and then waits itself has unlocked too.
 TEST(MutexTest, WaitingWakesTheOthers) {
   Mutex mutex;
   int looks = 0;

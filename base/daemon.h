@@ -1,4 +1,4 @@
-// What every process of ours does first.
+// The first steps of every process of ours.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -11,10 +11,10 @@ namespace gtrain {
 // its descriptors in /proc; it leaves no core file (fault X6).
 void HideFromOtherProcesses();
 
-// As many descriptors as the system lets this process have.
+// Raises the limit of descriptors to the most that the system allows.
 void RaiseFileLimit();
-// At least so many, and no more than that where it had fewer: children inherit the limit. FailedPrecondition:
-// the system does not let it have them.
+// Raises the limit of descriptors to `least`, and no higher, if it was lower: children inherit the limit.
+// FailedPrecondition: the system does not allow it.
 absl::Status EnsureFileLimit(int least);
 inline constexpr int kDaemonFilesMin = 256;  // a head with its store, an agent with its keepers
 
@@ -26,7 +26,7 @@ absl::Status EnsureProcessesLeft(int least);
 inline constexpr int kDaemonProcessesMin = 24;  // threads of a head with its store, or of an agent
 
 // Standard input, output and error that are closed become /dev/null: the next file to be opened must not be
-// taken for one of them, nor one of them be closed by who thinks that it is its own.
+// taken for one of them, nor one of them be closed by code that thinks it is its own.
 void OpenStandardFiles();
 
 // Whether this is a container, where root is the ordinary user. Known by what the container's maker left in

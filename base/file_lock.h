@@ -15,7 +15,7 @@ namespace gtrain {
 absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patience = absl::ZeroDuration());
 
 // Replaces `path` atomically by a file that is locked before anybody can see it, and for as long as the
-// caller keeps the descriptor: whoever reads a locked file knows that its writer lives.
+// caller keeps the descriptor: a reader of a locked file knows that its writer lives.
 absl::StatusOr<UniqueFd> WriteLockedFile(const std::string& path, const std::string& data);
 
 // Whether somebody holds the lock of `path`. Takes nothing, so it is in nobody's way.

@@ -55,8 +55,9 @@ UniqueFd MakeNameless(const UniqueFd& folder) {
   return UniqueFd();
 }
 
-// Some file systems show all files as one user's, whoever makes them (an NFS server that maps users, a
-// mounted bucket): what we make there now then belongs to the owner of the folder, which is no stranger.
+// Some file systems show all files as one user's, whichever user makes them (an NFS server that maps users, a
+// mounted bucket): a file that we make there now then belongs to the owner of the folder, which is no
+// stranger.
 bool ShowsOneOwner(const UniqueFd& folder, const struct stat& info) {
   const UniqueFd file = MakeNameless(folder);
   struct stat made = {};

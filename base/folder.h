@@ -20,7 +20,8 @@ struct FolderOptions {
 // Not valid: errno says why, EPERM for what belongs to somebody else.
 UniqueFd OpenFolder(const std::string& path, const FolderOptions& options = {});
 
-// The same for `inside`, a relative path of names below `folder`: no link is followed, whoever made it.
+// Opens in the same way `inside`, a relative path of names below `folder`: no link is followed, whoever made
+// it.
 UniqueFd OpenFolderInside(const UniqueFd& folder, const std::string& inside,
                           const FolderOptions& options = {});
 

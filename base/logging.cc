@@ -23,7 +23,7 @@ LogState& State() {
   return *state;
 }
 
-// What a peer calls itself must not drive the terminal in which somebody reads the log.
+// A name that a peer gives itself must not drive the terminal in which a person reads the log.
 std::string WithoutControls(absl::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {

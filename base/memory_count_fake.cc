@@ -22,7 +22,7 @@ void* Counted(void* memory) {
   return memory;
 }
 
-// Of any size, where aligned_alloc takes only multiples of the alignment.
+// Allocates any size, where aligned_alloc takes only multiples of the alignment.
 void* Aligned(size_t bytes, std::align_val_t align) {
   void* memory = nullptr;
   return posix_memalign(&memory, static_cast<size_t>(align), bytes) == 0 ? memory : nullptr;

@@ -11,8 +11,9 @@
 
 namespace gtrain {
 
-// A mutex with waiting for a condition on what it guards. Nobody signals: whoever unlocks while others wait
-// wakes them, and they look again. Meant for a handful of waiters. Deadlines are on the monotonic clock.
+// A mutex with waiting for a condition on the data it guards. Nobody signals: a thread that unlocks while
+// others wait wakes them, and they check again. Meant for a handful of waiters. Deadlines are on the
+// monotonic clock.
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;

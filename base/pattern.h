@@ -23,8 +23,8 @@ class Pattern {
   static absl::StatusOr<Pattern> Compile(absl::string_view text);
 
   int groups() const;
-  // What the first (group) took where the pattern matches first; nullopt: no match, or no such group. Bytes
-  // are Latin-1: output need not be UTF-8.
+  // Returns the text of the first (group) where the pattern matches first; nullopt: no match, or no such
+  // group. Bytes are Latin-1: output need not be UTF-8.
   std::optional<std::string> FirstGroup(absl::string_view text) const;
 
  private:

@@ -28,8 +28,8 @@ class PowerCut {
   // Copies to `copy`, which is made, what the disk would hold if the power went now.
   absl::Status Leave(const std::string& copy);
 
-  // The next fsync or fdatasync of a file fails with `error`. What it should have kept is lost for good, as
-  // the kernel drops it: a later sync of that file succeeds and keeps nothing more (fault H4).
+  // Makes the next fsync or fdatasync of a file fail with `error`. The data that it should have kept are lost
+  // for good, as the kernel drops them: a later sync of that file succeeds and keeps nothing more (fault H4).
   void FailNextSync(int error);
 
   void Synced(int fd);

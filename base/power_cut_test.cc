@@ -1,5 +1,5 @@
-// That durable means durable, on the strict disk of power_cut_fake.h; and that the fake itself forgets what
-// it should.
+// Tests that durable means durable, on the strict disk of power_cut_fake.h; and that the fake itself forgets
+// what it should.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ class PowerCutTest : public testing::Test {
     ASSERT_EQ(mkdir(folder_.c_str(), 0700), 0);
   }
 
-  // What a file holds after a power cut now; NotFound when its name is gone.
+  // The content of a file after a power cut now; NotFound when its name is gone.
   absl::StatusOr<std::string> Left(PowerCut& cut, const std::string& name) {
     const std::string copy = absl::StrCat(base_, "/copy-", ++copies_);
     const absl::Status left = cut.Leave(copy);

@@ -23,7 +23,7 @@ std::string TextOf(const RunFolderOwner& owner) {
                       owner.request, "\n");
 }
 
-// What follows the word in a line of its own; empty: there is no such line.
+// Returns the text behind `word` in a line of its own; empty: there is no such line.
 std::string Value(const std::string& text, absl::string_view word) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     if (absl::ConsumePrefix(&line, word) && absl::ConsumePrefix(&line, " ")) return std::string(line);

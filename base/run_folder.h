@@ -1,7 +1,7 @@
-// Whose a run directory is. The first who writes into the run directory of a job says in a file of it which
-// job that is. What another job left there, of a cluster that was made anew or of a person's own hand, is
-// then neither continued nor shown as this job's. Several machines may share the directory: all write the
-// same.
+// The owner of a run directory. The first process that writes into the run directory of a job writes a file
+// there that names the job. Files that another job left there, of a cluster that was made anew or by a
+// person's own hand, are then neither continued nor shown as this job's. Several machines may share the
+// directory: all write the same.
 #pragma once
 #include <string>
 

@@ -16,7 +16,8 @@ class TaskThread {
 
   // False: the queue is full or finishing; the task is not kept.
   bool Post(std::function<void()> task);
-  // Before all that waits, and however many do. The caller sees to it that they are few. Not after Finish.
+  // Queues a task before all that wait, and however many wait. The caller makes sure that such tasks are few.
+  // Not after Finish.
   void PostFirst(std::function<void()> task);
   // Runs what is queued, then ends the thread. False: it is still stuck in a task after `limit`; it is left
   // behind, and its tasks must not touch anything of the caller.

@@ -50,8 +50,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kRanksEach = 10;
-// Of a job: 200 jobs on 2,000 nodes, 30 on the 300 of --quick. A head takes 500 live jobs of one user, those
-// that come and go among them.
+// Nodes of a job: 200 jobs on 2,000 nodes, 30 on the 300 of --quick. A head takes 500 live jobs of one user,
+// those that come and go among them.
 constexpr int kNodesEach = 10;
 constexpr absl::Duration kOperationEvery = absl::Milliseconds(5);  // 200 a second
 constexpr absl::Duration kReadEvery = absl::Milliseconds(50);
@@ -466,8 +466,8 @@ class AgentsBench {
     Add("durable operation p99", "ms", {Quantile(writes_, 0.99)});
     Add("read p50", "ms", {Quantile(reads_, 0.5)});
     Add("read p99", "ms", {Quantile(reads_, 0.99)});
-    // What the other ends of the same messages cost on the same machine makes runs on different ones
-    // comparable.
+    // The CPU time of the other ends of the same messages, on the same machine, makes runs on different
+    // machines comparable.
     Add("head CPU, of one core", "%", {100 * (head_->CpuSeconds() - cpu) / seconds},
         "the agents of this bench", {100 * (OwnCpuSeconds() - own_cpu) / seconds});
     Add("head memory", "MiB", {head_->MemoryMiB("VmRSS:")});
@@ -494,7 +494,7 @@ class AgentsBench {
     // for a head that has just been started.
     const Instant settled = start + absl::Seconds(options_.quick ? 25 : 35);
     GT_RETURN_IF_ERROR(Until("the head to settle", [&] { return Clock().Now() >= settled; }));
-    // From the first agent on: nothing that was started once is ever ended or started again here.
+    // This counts from the first agent on: no rank that was started once is ever ended or started again here.
     const int64_t wrong = counters_.ended + counters_.started - int64_t{kRanksEach} * count_;
     Add("ranks ended or started again", "", {static_cast<double>(wrong)});
     Add("head memory, highest of both heads", "MiB", {std::max(before, head_->MemoryMiB("VmHWM:"))});
@@ -526,7 +526,7 @@ class AgentsBench {
     }
     if (now < next_ticks_) return;
     next_ticks_ = now + absl::Milliseconds(20);
-    // As the real agent's loop does, look at each connection now and then whatever the descriptor says.
+    // Like the real agent's loop, look at each connection now and then whatever the descriptor says.
     const bool all = ++sweeps_ % 10 == 0;
     for (auto& agent : agents_) all || !agent->welcomed() ? agent->Turn(now) : agent->Tick(now);
   }

@@ -73,7 +73,7 @@ struct Part {
   std::vector<Size> sizes;
 };
 
-// Of each contender one series a size.
+// One series for each contender and size.
 using AllSamples = std::vector<std::map<size_t, Series>>;
 
 void AddOutcomes(const Part& part, const AllSamples& samples, std::vector<Outcome>* outcomes) {
@@ -108,7 +108,7 @@ absl::Status MeasurePart(const Part& part, int turns, const std::string& file,
   return absl::OkStatus();
 }
 
-// What is installed beside ours; for each that is not, a line says so.
+// The MPI and Gloo that are installed beside ours; a line names each that is missing.
 class Peers {
  public:
   explicit Peers(const std::string& folder) : folder_(folder + "/../bench") {
@@ -142,7 +142,7 @@ class Peers {
       Words words{kMpirunMpich, "-n", n};
       if (!crowded) words.insert(words.end(), {"-bind-to", "core"});
       words.insert(words.end(), {program + "mpich", "FILE", mode});
-      // Of more ranks than cores each spins until its time is up: milliseconds a call.
+      // With more ranks than cores each rank spins until its time is up: milliseconds a call.
       peers.push_back({"MPICH", words, true, crowded ? 400 : 1});
     }
     if (gloo && gloo_) peers.push_back({"Gloo", {kPython, program + "gloo.py", "FILE", n}, false, 20});

@@ -59,7 +59,7 @@ std::string Named(size_t bytes) {
   return absl::StrCat(bytes, " B");
 }
 
-// What a child measures for the rest.
+// The measurements of a child for the parent.
 struct Board {
   double sample[kAlgorithmsMax][kSizesMax][kTurns];
 };

@@ -156,8 +156,8 @@ class Trainer {
     GT_RETURN_IF_ERROR(Wait());
     return Milliseconds(stall_);
   }
-  // Until the save is committed. Older ones go, not as a part of what is measured: unlinking 1 GiB takes a
-  // fifth of the time of writing it, and dd leaves it out.
+  // Waits until the save is committed, then deletes older ones, which is not measured: unlinking 1 GiB takes
+  // a fifth of the time of writing it, and dd leaves it out.
   absl::Status Wait() {
     GT_RETURN_IF_ERROR(checkpointer_->Wait(kLong));
     waited_ = clock_.Now();
@@ -172,7 +172,7 @@ class Trainer {
     }
     return absl::OkStatus();
   }
-  // From the call of Save, in which the state is copied and hashed, to its commit.
+  // The time from the call of Save, in which the state is copied and hashed, to its commit.
   absl::StatusOr<double> Persist() {
     GT_RETURN_IF_ERROR(Save());
     GT_RETURN_IF_ERROR(Wait());
@@ -197,9 +197,9 @@ class Trainer {
     checkpointer_->Fence();
     stall_ += clock_.Now() - begin;
   }
-  // Of the newest Save and its fence.
+  // Milliseconds of the newest Save and its fence.
   double stall() const { return Milliseconds(stall_); }
-  // Of the newest save that was waited for: when it began, when it was known to be committed.
+  // When the newest save that was waited for began, and when it was known to be committed.
   Instant begun() const { return begun_; }
   Instant waited() const { return waited_; }
   const Memory& state() const { return state_; }
@@ -231,7 +231,7 @@ struct World {
 
   absl::Status Add(const Comparison& comparison) {
     GT_ASSIGN_OR_RETURN(std::vector<Outcome> measured, Measure(comparison, turns()));
-    // The whole takes a quarter of an hour: whoever watches sees how far it is.
+    // The whole takes a quarter of an hour, so its progress is shown.
     for (const Outcome& outcome : measured) {
       std::fprintf(stderr, "%s: %.4g %s, spread %.1f %%; %s %.4g, spread %.1f %%\n", outcome.name.c_str(),
                    outcome.ours.Median(), outcome.unit.c_str(), 100 * outcome.ours.Spread(),
@@ -322,7 +322,7 @@ class Steps {
       asm volatile("" : : "r"(values) : "memory");
     }
   }
-  // What takes a thread of its own 200 ms for each GiB of state, and 200 ms at least.
+  // The number of rounds that take a thread of its own 200 ms for each GiB of state, and 200 ms at least.
   static int64_t RoundsFor(uint64_t bytes) {
     constexpr int64_t kTrial = 4000;
     const RealClock clock;
@@ -488,7 +488,7 @@ absl::Status MeasureRestore(World* world, const std::string& size, uint64_t byte
   return absl::OkStatus();
 }
 
-// From the copy in this machine's memory, and from the disk when that is not there.
+// Measures restores from the copy in this machine's memory, and from the disk when that is not there.
 absl::Status MeasureNear(World* world, const std::string& size, uint64_t bytes) {
   std::string folder = "/dev/shm/bench_checkpoint.XXXXXX";
   if (mkdtemp(folder.data()) == nullptr) return ErrnoStatus(errno, folder);
@@ -534,14 +534,14 @@ class Trainers {
     }));
     return all;
   }
-  // Of the rank that stood still for longest.
+  // The stall, in seconds, of the rank that stood still for longest.
   absl::StatusOr<double> Stall() {
     GT_RETURN_IF_ERROR(SaveAndWait());
     double slowest = 0;
     for (const auto& rank : ranks_) slowest = std::max(slowest, rank->stall() / 1000);
     return slowest;
   }
-  // From the call of Save until every rank knows of the commit.
+  // The seconds from the call of Save until every rank knows of the commit.
   absl::StatusOr<double> Durable() {
     GT_RETURN_IF_ERROR(SaveAndWait());
     Instant begin = ranks_[0]->begun(), end = ranks_[0]->waited();
@@ -580,7 +580,8 @@ class Trainers {
   std::vector<std::unique_ptr<Trainer>> ranks_;
 };
 
-// The same state in the same folder, by as many processes (bench/checkpoint_dcp.py says how).
+// Saves the same state in the same folder with PyTorch's DCP, by as many processes (bench/checkpoint_dcp.py
+// says how).
 absl::Status MeasureDcp(World* world, const std::string& size, uint64_t bytes, int ranks) {
   const std::string uri = world->File("beside-dcp");
   GT_ASSIGN_OR_RETURN(const auto trainers, Trainers::Make(*world, uri, bytes, ranks));
@@ -673,8 +674,7 @@ absl::Status MeasureReshard(World* world, const std::string& size, uint64_t byte
     });
     for (const absl::Status& status : statuses) GT_RETURN_IF_ERROR(status);
     read = counted[0] + counted[1];
-    // What a rank reads are whole chunks of 4 MiB: one lies on the border of two tensors' halves, for each of
-    // them.
+    // A rank reads whole chunks of 4 MiB: one lies on the border of two tensors' halves, for each of them.
     if (read > bytes + 2 * (bytes / kTensorBytes + 1) * (4 << 20))
       return absl::InternalError(absl::StrCat("read ", read, " bytes where ", bytes, " are needed"));
     return absl::ToDoubleSeconds(std::max(took[0], took[1]));
@@ -717,7 +717,7 @@ absl::StatusOr<double> PutOnce(const HttpSink& sink, const Memory& data) {
   return absl::ToDoubleSeconds(clock.Now() - begin);
 }
 
-// What `put` took, if the sink counted every byte; some put more than once.
+// Returns the time of `put`, if the sink counted every byte; some put more than once.
 absl::StatusOr<double> Arrives(const HttpSink& sink, const Memory& data,
                                absl::FunctionRef<absl::StatusOr<double>()> put) {
   const uint64_t before = sink.put_bytes();
@@ -746,7 +746,7 @@ absl::StatusOr<double> StorePut(const HttpSink& sink, const Memory& data, const 
   });
 }
 
-// What the measured ways put arrives, byte for byte.
+// Checks that the measured uploads arrive byte for byte.
 absl::Status CheckUploads() {
   const Memory data((64 << 20) + 4097);
   for (size_t i = 0; i < data.bytes(); ++i) data.at()[i] = static_cast<char>(i * 31 + (i >> 12));
@@ -821,7 +821,7 @@ int Main(int argc, char** argv) {
   world.options = ParseOptions(argc, argv, parts);
   world.writer = absl::StrCat(world.options.folder, "/gtrain-writer");
   SetLogSink([](LogLevel level, absl::string_view line) {
-    // Without a writer is what half of the measurements ask for.
+    // Half of the measurements want no writer.
     if (level != LogLevel::kInfo && !absl::StrContains(line, "this measurement writes by itself"))
       std::fprintf(stderr, "%s\n", std::string(line).c_str());
   });

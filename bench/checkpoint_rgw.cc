@@ -1,7 +1,7 @@
 // bench_checkpoint_rgw: what checkpoints to a real object store cost a training. examples/fashion_mnist on
 // four ranks, saving every 50 steps to Ceph's S3 gateway on this machine, in turns with the same job without
-// saves (but for one at its end, to a folder). The figure is what the job says it took, reading its data
-// included. The gateway runs during both; what it does for a save competes with the ranks for the cores.
+// saves (but for one at its end, to a folder). The figure is the job's own time, reading its data included.
+// The gateway runs during both; its work for a save competes with the ranks for the cores.
 #include <signal.h>
 #include <stdlib.h>
 

@@ -42,9 +42,10 @@ std::vector<float> HeavyTailed(uint64_t seed) {
   return values;
 }
 
-// What a training's gradients are like from step to step, as far as a codec that learns a threshold from the
-// steps before notices: layers whose scales span two decades, a part that stays beside the noise of a batch,
-// and a norm that is never that of the step before, with a batch now and then that is unlike the others.
+// Gradients that change from step to step like those of a training, as far as a codec that learns a threshold
+// from earlier steps notices: layers whose scales span two decades, a part that stays beside the noise of a
+// batch, and a norm that is never that of the step before, with a batch now and then that is unlike the
+// others.
 std::vector<std::vector<float>> Gradients() {
   constexpr size_t kLayers = 50;
   constexpr std::array kNorms = {1.0f, 1.1f, 0.93f, 1.05f, 1.6f, 0.88f};
@@ -92,7 +93,7 @@ class Subject {
     }
     return times.Median();
   }
-  // Of the packet encoded last.
+  // Milliseconds to decode the packet encoded last.
   absl::StatusOr<double> DecodeAdd() {
     GT_RETURN_IF_ERROR(Encode(1).status());
     const Instant begin = data_->clock.Now();

@@ -2,11 +2,11 @@
 // needs 25 ms for each call, however small, and takes any number at a time. The ranks are threads with the
 // real Committer.
 //
-// Of 4,096 ranks (512 with --quick) the first of every 64 are threads, and what the others put, shards and
-// indices, is there: the two cores of a small machine would otherwise measure what 4,096 machines compute.
-// The time runs from before these leaders put their own shards. Of 256 ranks all are threads, and the time
-// runs from the last shard. The peer is rank 0 alone, which asks for one index, looks at one shard and takes
-// the next, as a commit did before manifests had parts.
+// With 4,096 ranks (512 with --quick) the first of every 64 are threads, and the shards and indices of the
+// others are there already: the two cores of a small machine would otherwise measure what 4,096 machines
+// compute. The time runs from before these leaders put their own shards. With 256 ranks all are threads, and
+// the time runs from the last shard. The peer is rank 0 alone, which asks for one index, looks at one shard
+// and takes the next, as a commit did before manifests had parts.
 #include <algorithm>
 #include <atomic>
 #include <barrier>

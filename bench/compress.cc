@@ -6,8 +6,8 @@
 // torch.
 //
 // The links let bursts of 8 KB through at once (10 Gbit/s: 64 KB, below which tbf does not reach that rate):
-// with a larger bucket what top-k sends would not feel the limit. What plain TCP gets through each link is
-// printed.
+// with a larger burst the few bytes of top-k would not feel the limit. The throughput of plain TCP on each
+// link is printed.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ constexpr Link kLinks[] = {{"100 Mbit/s", "100mbit", "100mbit", "8kb", 0.030},
                            {"10 Gbit/s", "10gbit", "10gbit", "64kb", 0},
                            {"shared memory", "memory", "", "", 0}};
 
-// What is allowed. Warm-up is for accuracy; a step behind it is what is measured.
+// The codecs to choose from. A warm-up is for accuracy; the steps after it are measured.
 constexpr const char* kFixed[] = {"none", "fp16", "onebit warmup=0", "powersgd rank=1 warmup=0",
                                   "topk density=0.001 warmup=0"};
 constexpr const char* kAuto = "auto: fp16, onebit warmup=0, topk density=0.001 warmup=0";
@@ -163,7 +163,7 @@ class World {
       }
       last = WaitForAll(ranks, "a rank of DDP", kPatience);
       const auto text = ReadFile(file, 100);
-      // What it measured counts, even if it falls at its end.
+      // A measurement counts even if the process fails at its end.
       if (text.ok()) {
         std::vector<double> seconds(2);
         if (std::sscanf(text->c_str(), "%lf %lf", &seconds[0], &seconds[1]) == 2) return seconds;
@@ -212,7 +212,8 @@ absl::Status MeasureLink(World* world, const Link& link, const Options& options,
       alone.samples.push_back((*seconds)[1]);
     }
     for (size_t i = 0; i < std::size(kFixed); ++i) {
-      // As many steps of a codec lie behind as of one that auto has chosen after its first look.
+      // A fixed codec has run as many steps before the measured ones as a codec that auto has chosen after
+      // its first look.
       GT_ASSIGN_OR_RETURN(const double step, i < 2 ? world->Step(link, kFixed[i], 1, whole)
                                                    : world->Step(link, kFixed[i], 25, 21));
       fixed[i].samples.push_back(step);

@@ -61,7 +61,7 @@ struct Training {
   std::vector<Way> ways;                    // [0] is dense
 };
 
-// What a rank's top-k sent of the elements it should, in the steps behind its first few.
+// The elements that a rank's top-k sent, as a share of those it should, in the steps after its first few.
 struct Share {
   double least = 0, most = 0, median = 0;
 };
@@ -71,7 +71,7 @@ struct Trained {
   std::optional<Share> share;
 };
 
-// As both examples say it.
+// Reads the shares in the form in which both examples print them.
 std::optional<Share> ShareIn(const std::string& said) {
   Share share;
   const size_t at = said.find("top-k sent ");
@@ -185,7 +185,7 @@ std::string BySeed(const Series& differences) {
   });
 }
 
-// Of all seeds.
+// Prints the shares of all seeds.
 void PrintShares(const std::vector<Share>& shares) {
   if (shares.empty()) return;
   Share all = shares[0];
@@ -391,8 +391,9 @@ struct Ends {
 absl::Status MeasureSimulated(const std::vector<int>& numbers_of_ranks, const examples::Text& text,
                               const Options& options, std::vector<Outcome>* outcomes) {
   const int steps = options.quick ? 300 : 4000;
-  // Of many ranks the density falls within 2.5 % of the steps (DGC's own language model took 1 of 40 epochs):
-  // the longer it takes, the worse 64 ranks end, probably because what is sent loses its momentum.
+  // With many ranks the density falls within 2.5 % of the steps (DGC's own language model took 1 of 40
+  // epochs): the longer it takes, the worse 64 ranks end, probably because the sent elements lose their
+  // momentum.
   const std::array<SimulatedWay, 3> ways = {
       {{"top-k 1 %", absl::StrCat("topk density=0.01 warmup=", steps / 25), false, 1},
        {"DGC 0.1 %", absl::StrCat("topk density=0.001 warmup=", steps / 40), true, 4},

@@ -2,8 +2,7 @@
 // The ranks are forked here, each of them a machine (UCX over loopback) or all on one (shared memory).
 //
 //   splits   the first communicator of 8 and of 17 machines, further ones of all ranks, and the descriptors
-//   that
-//            they add; 1,000 (100 with --quick) made and closed, and what memory and descriptors are then
+//            that they add; 1,000 (100 with --quick) made and closed, and memory and descriptors after that
 //   ends     a rank aborts a communicator in which the others are waiting, or the generation is revoked: how
 //            long after that the last of them returns. Also where one more rank is stopped (SIGSTOP) in the
 //            middle of an all-reduce of 64 MiB. 1,000 times each, 50 with --quick
@@ -44,7 +43,7 @@ constexpr int kRanksMax = 32, kTimesMax = 1000, kRanksOfEnds = 4;
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr size_t kLarge = 16 << 20;  // floats
 
-// What the ranks and this program share.
+// The memory that the ranks and this program share.
 struct Board {
   std::atomic<int> here[kRanksMax], failed;
   std::atomic<int64_t> began_ns, ended_ns[kRanksMax];
@@ -98,7 +97,7 @@ class Ranks {
   }
   FakeWorld& world() { return world_; }
   void Stop(int rank) { kill(pids_[static_cast<size_t>(rank)], SIGSTOP); }
-  // Of all, with their exit.
+  // Waits for all processes and checks their exit codes.
   absl::Status Join() {
     int bad = 0;
     for (const pid_t pid : std::exchange(pids_, {})) {
@@ -212,7 +211,7 @@ absl::StatusOr<double> EndOnce(Board* board, const std::vector<std::string>& nod
       while (status.ok()) status = part->AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum);
     }
     board->ended_ns[c.rank()] = NowNs();
-    // To give 64 MiB back takes a core for milliseconds that who has not returned yet may need.
+    // Freeing 64 MiB takes a core for milliseconds, which a rank that has not returned yet may need.
     (void)Until([&] { return board->here[kRanksMax - 2] != 0; });
     return absl::OkStatus();
   });

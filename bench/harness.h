@@ -1,5 +1,5 @@
-// What every bench_<name> shares: the command line, alternating measurements of ours and of a peer in the
-// same run, and a JSON report. Not thread-safe; one object a program.
+// The parts that every bench_<name> shares: the command line, alternating measurements of ours and of a peer
+// in the same run, and a JSON report. Not thread-safe; one object a program.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -59,7 +59,8 @@ struct Outcome {
   double Ratio() const { return peer.empty() ? 0 : ours.Median() / theirs.Median(); }
 };
 
-// What ranks and peers write: a line "BYTES MICROSECONDS" a size. `who` is for the error about another line.
+// The output of ranks and peers: a line "BYTES MICROSECONDS" a size. `who` is for the error about another
+// line.
 using BySize = std::map<size_t, double>;
 absl::StatusOr<BySize> ReadBySize(const std::string& file, absl::string_view who);
 

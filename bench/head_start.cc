@@ -118,7 +118,7 @@ double PeakMegabytes() {
   return kilobytes / 1024;
 }
 
-// In a process of its own, when it is asked to: prints seconds and megabytes.
+// Runs in a process of its own, when it is asked to: prints seconds and megabytes.
 absl::Status StartOnce(const std::string& path) {
   if (std::fgetc(stdin) == EOF) return absl::OkStatus();
   const RealClock clock;

@@ -36,7 +36,7 @@ std::string Reply(absl::string_view status, absl::string_view headers, absl::str
                       body);
 }
 
-// What S3 would say. Nothing is ever there.
+// Answers as S3 would. No object is ever there.
 std::string Answer(absl::string_view method, absl::string_view target) {
   // A store is asked whether it compares checksums: by a small object with a wrong one.
   if (method == "PUT" && absl::StrContains(target, "/probe-"))
@@ -55,7 +55,7 @@ std::string Answer(absl::string_view method, absl::string_view target) {
   return Reply("404 Not Found", "", "");
 }
 
-// Of ".../key?partNumber=7&uploadId=u1"; 0 without.
+// The number in ".../key?partNumber=7&uploadId=u1"; 0 without.
 int PartNumber(absl::string_view target) {
   constexpr absl::string_view kName = "partNumber=";
   const size_t at = target.find(kName);

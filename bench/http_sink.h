@@ -1,7 +1,7 @@
-// An HTTP server on loopback that throws away what is put: where uploads end that are measured. It answers as
-// much of S3 as a multipart upload needs and says that it compares checksums. Bodies are counted by the
-// kernel and dropped there (MSG_TRUNC), for whoever uploads: what a server does with them is not what is
-// measured. One that keeps them, for a look before the measurements, shows that they are whole.
+// An HTTP server on loopback that throws bodies away, for measured uploads. It answers as much of S3 as a
+// multipart upload needs and says that it compares checksums. Bodies are counted by the kernel and dropped
+// there (MSG_TRUNC), whichever program uploads: the work of a server is not what is measured. A sink that
+// keeps bodies shows, before the measurements, that they are whole.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -31,9 +31,9 @@ class HttpSink {
 
   int port() const { return port_; }
   std::string endpoint() const;  // "http://127.0.0.1:PORT"
-  // Of the bodies of all puts that were answered well so far.
+  // Bytes of the bodies of all puts that were answered well so far.
   uint64_t put_bytes() const { return put_bytes_; }
-  // What was put under the one key there is, parts in the order of their numbers; empties it.
+  // Returns the object that was put under the only key, parts in the order of their numbers; empties it.
   std::string TakeKept();
 
  private:

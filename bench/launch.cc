@@ -38,7 +38,7 @@ absl::Status Bare(int ranks) {
   return absl::OkStatus();
 }
 
-// What is installed beside ours; for each that is not, a line says so.
+// The launchers that are installed beside ours; a line names each that is missing.
 class Peers {
  public:
   explicit Peers(const std::string& folder) {

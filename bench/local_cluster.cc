@@ -103,7 +103,8 @@ void Home::Remove() {
   const Instant deadline = clock.Now() + kShutdownDeadline;
   while (access(endpoint.c_str(), F_OK) == 0 && clock.Now() < deadline) poll(nullptr, 0, 20);
   if (chdir("/") != 0) return;
-  // The agent ends with its folder. What the daemons still write on their way out comes back for a moment.
+  // The agent ends with its folder. Files that the daemons still write on their way out come back for a
+  // moment.
   std::error_code ignored;
   while (access(path_.c_str(), F_OK) == 0 && clock.Now() < deadline) {
     std::filesystem::remove_all(path_, ignored);

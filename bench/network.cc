@@ -29,7 +29,7 @@ constexpr uint16_t kPlainPort = 4000;
 
 double Now() { return static_cast<double>(RealClock().Now().ns) * 1e-3; }  // microseconds
 
-// In a child: from here on it is in that namespace.
+// Called in a child, which is in that namespace from here on.
 bool Enter(const std::string& name) {
   const UniqueFd file(open(absl::StrCat("/run/netns/", name).c_str(), O_RDONLY | O_CLOEXEC));
   // UCX looks for interfaces in /sys, which shows those of the namespace it was mounted in.

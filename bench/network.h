@@ -35,14 +35,14 @@ class Network {
   // Each rank stays on one core, ours and the peers': where the scheduler happens to put four ranks on two
   // cores is worth a factor of two.
   static int CoreOf(int machine);
-  // What a command on that machine begins with. The interface there is eth0.
+  // The words with which a command on that machine begins. The interface there is eth0.
   std::vector<std::string> Inside(int machine) const;
   // Forks: body runs on that machine, on its core or this one, and ends with this process. The exit status is
   // 0 if it is OK.
   pid_t Start(int machine, const std::function<absl::Status()>& body) const;
   pid_t StartOnCore(int machine, int core, const std::function<absl::Status()>& body) const;
 
-  // What bounds everything: machine 0 sends so many bytes and machine 1 answers with one; with `all` each
+  // A bound for all algorithms: machine 0 sends so many bytes and machine 1 answers with one; with `all` each
   // machine to the next at the same time, as in a collective. Medians of microseconds, of the slowest sender.
   absl::StatusOr<std::vector<double>> PlainTcp(const std::vector<size_t>& bytes, int times,
                                                bool all = false) const;
@@ -51,9 +51,9 @@ class Network {
     size_t bytes;
     int times;  // at least 1
   };
-  // What bounds small all-reduces: recursive doubling of floats over plain sockets that are asked again and
-  // again, each call after a barrier of the same kind. Medians of microseconds, of the slowest machine. A
-  // power of two of machines.
+  // A bound for small all-reduces: recursive doubling of floats over plain sockets that are polled without
+  // sleep, each call after a barrier of the same kind. Medians of microseconds, of the slowest machine. The
+  // number of machines is a power of two.
   absl::StatusOr<std::vector<double>> PlainDoubling(const std::vector<Calls>& sizes) const;
 
  private:

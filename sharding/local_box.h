@@ -9,8 +9,8 @@
 
 namespace gtrain {
 
-// What `rank` holds of a tensor of this shape, and so the shape of the memory that AddSharded wants.
-// InvalidArgument says what is wrong with the sharding.
+// Computes the part of a tensor of this shape that `rank` holds, and so the shape of the memory that
+// AddSharded wants. InvalidArgument says what is wrong with the sharding.
 absl::StatusOr<LocalBox> LocalBoxOf(const std::vector<int64_t>& shape, const Sharding& sharding, int rank);
 
 // Coordinates of `rank`, one for each axis.

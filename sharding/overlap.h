@@ -1,4 +1,4 @@
-// What two boxes of one tensor share, as runs of bytes that lie together in the memory of both.
+// The common part of two boxes of one tensor, as runs of bytes that lie together in the memory of both.
 #pragma once
 #include <cstdint>
 

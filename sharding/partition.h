@@ -32,13 +32,13 @@ class Partition {
   static absl::StatusOr<Partition> Make(const Sharding& sharding, size_t dimensions, int world_size);
   // Every rank holds everything.
   static Partition Replicated(int world_size);
-  // As the ranks said, each for itself.
+  // Builds the partition from the boxes that each rank gave for itself.
   static Partition Of(std::shared_ptr<const RankBoxes> boxes);
 
   bool Holds(int rank) const;
   int64_t cells() const { return boxes_ != nullptr ? boxes_->cells() : cells_; }
   int64_t replicas(int64_t cell) const { return boxes_ != nullptr ? boxes_->replicas(cell) : replicas_; }
-  // Of a rank that Holds.
+  // Both are for a rank that Holds.
   int64_t CellOf(int rank) const {
     return boxes_ != nullptr ? boxes_->CellOf(rank) : Digits(cell_axes_, rank);
   }

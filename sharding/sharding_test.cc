@@ -270,7 +270,7 @@ TEST(Partition, KeysAreEqualWhenTheRanksOfCellsAre) {
   EXPECT_EQ(key({.mesh = mesh}), Partition::Replicated(8).Key());
 }
 
-// What torch.chunk gives, and DTensor's Shard.
+// The chunks of torch.chunk, and of DTensor's Shard.
 TEST(Partition, ChunksAreThoseOfTorch) {
   const auto sizes = [](int64_t n, int64_t parts) {
     std::vector<int64_t> out;

@@ -139,7 +139,7 @@ std::map<absl::string_view, TensorPlace> PlacesOf(const Manifest& manifest) {
   return places;
 }
 
-// What can be said of `in_a` and `in_b` without reading them.
+// The difference between `in_a` and `in_b` that shows without reading them.
 std::optional<std::string> KindsDiffer(const GlobalTensor& in_a, const GlobalTensor& in_b) {
   const bool of_ranks_a = in_a.layout == Layout::kPerRank, of_ranks_b = in_b.layout == Layout::kPerRank;
   if (of_ranks_a == of_ranks_b && in_a.dtype == in_b.dtype && in_a.shape == in_b.shape) return std::nullopt;
@@ -167,7 +167,7 @@ absl::Status CompareBatch(const Batch& batch, TensorReader* read_a, TensorReader
   return absl::OkStatus();
 }
 
-// What a copy that was cut off left is not put again: VerifyShard compares every byte of it.
+// A shard that an interrupted copy left is not put again: VerifyShard compares every byte of it.
 absl::Status CopyShard(port::BlobStore* from, const Manifest& manifest, const ShardFile& file,
                        port::BlobStore* to, const Progress& progress) {
   const std::string key = AttemptKey(manifest.id, file.name);

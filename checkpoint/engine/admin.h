@@ -1,4 +1,4 @@
-// What people do with checkpoints that lie there: look, compare, verify, copy, export, import, delete.
+// What `gtrain ckpt` does with stored checkpoints: look, compare, verify, copy, export, import, delete.
 // Nothing here needs a running job; all of it is safe beside one.
 #pragma once
 #include <cstdint>
@@ -61,21 +61,21 @@ absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& manifest, por
 // its names.
 absl::Status ExportSafetensors(port::BlobStore* store, const Manifest& manifest, const std::string& path,
                                const Progress& progress, std::vector<std::string>* left_out);
-// A safetensors file of any program as a committed checkpoint of step 0, from which a job may start. Memory:
-// its header, and what PutStream holds. FailedPrecondition names the job that the directory belongs to;
-// `takeover` imports all the same, and that job commits nothing more.
+// Imports a safetensors file of any program as a committed checkpoint of step 0, from which a job may start.
+// Memory: its header, and what PutStream holds. FailedPrecondition names the job that the directory belongs
+// to; `takeover` imports all the same, and that job commits nothing more.
 absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobStore* store,
                                            bool takeover = false);
 
-// What no commit refers to and no running save or copy can still need (plan/garbage.h): attempts without a
-// manifest, aborted ones, unfinished puts.
+// Files that no commit refers to and no running save or copy can still need (plan/garbage.h): attempts
+// without a manifest, aborted ones, unfinished puts.
 struct Garbage {
   RetentionPlan plan;
   std::vector<port::BlobStore::Unfinished> unfinished;
   std::vector<std::string> small;  // probes of programs that ended while they opened the directory, leases of
                                    // owners that are no more, pins of nothing
   uint64_t bytes = 0;              // of the folders
-  // What has no manifest and is left all the same:
+  // These attempts have no manifest and are kept all the same.
   std::vector<SaveId> pinned;     // for somebody to finish, or to unpin
   std::vector<SaveId> in_flight;  // may be committed yet, or is not old enough
 };

@@ -1,4 +1,4 @@
-// What people do with checkpoints beside jobs that run: nothing is lost (finding 8 of issue 14).
+// Tests of `gtrain ckpt` beside jobs that run: nothing is lost (finding 8 of issue 14).
 #include "checkpoint/engine/admin.h"
 
 #include <gmock/gmock.h>
@@ -69,7 +69,7 @@ void CommitAndRetain(port::BlobStore* store, const SaveId& id, int keep) {
   ASSERT_EQ(retention.Apply(id, true, 6 << 20, {.indices = true}, *ListManifests(store)), absl::OkStatus());
 }
 
-// Before: the copy of an older epoch was deleted at the next commit of the job that runs there.
+// In an earlier version the copy of an older epoch was deleted at the next commit of the job that runs there.
 TEST(Cp, ACopyOutlivesTheRetentionOfTheJobThatRunsThere_C2) {
   MemoryStore source, target;
   const Manifest old = Commit(&source, Id(1, 100));
@@ -176,7 +176,7 @@ class OnlyStreams final : public FaultyStore {
   port::BlobStore* const base_;
 };
 
-// Before: cp held the largest file, import the whole one, twice.
+// In an earlier version cp held the largest file, import the whole one, twice.
 TEST(Cp, NeitherACopyNorAnImportHoldsAFile) {
   MemoryStore source, target;
   OnlyStreams copied(&target), imported(&source);
@@ -199,7 +199,7 @@ TEST(Cp, WhatWasCopiedIsNotReadAgain) {
   EXPECT_THAT(counted.calls(), IsEmpty());
 }
 
-// Before: every attempt of a lower epoch was "never committed", also while its writer wrote.
+// In an earlier version every attempt of a lower epoch was "never committed", also while its writer wrote.
 TEST(Gc, AnAttemptOfALowerEpochIsLeftWhileItChanges_C2) {
   MemoryStore store;
   const std::string under_way = AttemptKey(Id(1, 50), ShardName(0, 1));
@@ -291,7 +291,8 @@ class WithUnfinished final : public FaultyStore {
   std::vector<std::string> dropped;
 };
 
-// Before: what belongs to no attempt stayed for ever, and a copy's upload was dropped in the middle.
+// In an earlier version files that belong to no attempt stayed for ever, and a copy's upload was dropped in
+// the middle.
 TEST(Gc, UnfinishedPutsGoWhenTheirWritersAreGone_S8) {
   MemoryStore memory;
   WithUnfinished store(&memory);
@@ -349,8 +350,8 @@ TEST(Import, WhatIsPutIsWhatWasRead) {
   EXPECT_TRUE(absl::IsInvalidArgument(ImportSafetensors("/dev/zero", &store).status()));
 }
 
-// Before: each batch of tensors asked for the lengths of all files. 1 file, 3 tensors too large to share a
-// batch.
+// In an earlier version each batch of tensors asked for the lengths of all files. 1 file, 3 tensors too large
+// to share a batch.
 TEST(Export, AsksForTheLengthOfAFileOnce) {
   const std::string path = Model({{"a", 40 << 20}, {"b", 40 << 20}, {"c", 40 << 20}});
   MemoryStore memory;
@@ -434,7 +435,7 @@ std::string DifferenceOf(DType dtype, const std::vector<Number>& a, const std::v
   return differences.ok() && differences->size() == 1 ? (*differences)[0].what : "";
 }
 
-// Before: a number after the NaN was larger than nothing, and took its place.
+// In an earlier version a number after the NaN was larger than nothing, and took its place.
 TEST(Diff, ANaNStaysTheLargestDifference) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(DifferenceOf<float>(DType::kFloat32, {1, 1, 1}, {1, nan, 2}),
@@ -443,7 +444,7 @@ TEST(Diff, ANaNStaysTheLargestDifference) {
             "differs in 2 of 3 elements, at most by 2");
 }
 
-// Before: 2^60 and 2^60 + 1 are one number as doubles, and differed "at most by 0".
+// In an earlier version 2^60 and 2^60 + 1, which are one number as doubles, differed "at most by 0".
 TEST(Diff, IntegersDifferByIntegers) {
   constexpr int64_t kLarge = int64_t{1} << 60;
   EXPECT_EQ(DifferenceOf<int64_t>(DType::kInt64, {kLarge, 0}, {kLarge + 1, 0}),
@@ -458,7 +459,7 @@ TEST(Diff, IntegersDifferByIntegers) {
             "differs in 1 of 1 elements, at most by 1234567");
 }
 
-// Before: each tensor was looked for among all, and its chunk read again for it.
+// In an earlier version each tensor was looked for among all, and its chunk read again for it.
 TEST(Diff, SmallTensorsAreReadTogether) {
   std::vector<Given> tensors;
   for (int i = 0; i < 3000; ++i) tensors.push_back({absl::StrCat("t", i), DType::kUint8, "abcd"});

@@ -1,5 +1,4 @@
-// What the ranks must agree on before one of them acts. All calls are collective; with one rank they are
-// local.
+// Agreement among the ranks before one of them acts. All calls are collective; with one rank they are local.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -25,12 +24,12 @@ class Agreement {
   // Wraps around.
   absl::Status Sum(absl::Span<int64_t> values);
   absl::StatusOr<std::vector<int64_t>> Gather(int64_t value);
-  // As many values of each rank as `mine` has, in rank order.
+  // Gathers the values of all ranks, as many from each as `mine` has, in rank order.
   absl::StatusOr<std::vector<int64_t>> GatherAll(absl::Span<const int64_t> mine);
-  // Text of `root` everywhere; what is over `bytes_max` is cut off.
+  // Broadcasts the text of `root`; the part over `bytes_max` is cut off.
   absl::Status Broadcast(std::string* text, int root = 0, size_t bytes_max = 64 << 10);
-  // OK when every rank's is. Else each rank returns an error of the lowest rank that has one: its code,
-  // message and whether it is the storage's (IsStorageError), with the rank named.
+  // Returns OK when every rank's status is OK. Else each rank returns an error of the lowest rank that has
+  // one: its code, message and whether it is the storage's (IsStorageError), with the rank named.
   absl::Status AllOk(const absl::Status& mine);
 
  private:

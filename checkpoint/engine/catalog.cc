@@ -96,8 +96,8 @@ absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store) {
 }
 
 absl::StatusOr<uint64_t> NextEpoch(port::BlobStore* store, std::vector<OwnerClaim>* owners) {
-  // Whoever committed one of these has claimed before, so that claim is listed below: nobody passes an owner
-  // that has not been judged because it has saved.
+  // The owner that committed one of these claimed before, so its claim is listed below: no owner that has
+  // saved is passed over without being judged.
   GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
   GT_ASSIGN_OR_RETURN(*owners, ListOwners(store));
   const uint64_t newest = owners->empty() ? 0 : owners->back().epoch;

@@ -1,4 +1,4 @@
-// What a checkpoint directory holds: owners and manifests. The names are found by listing, the rest by
+// The content of a checkpoint directory: owners and manifests. The names are found by listing, the rest by
 // reading.
 #pragma once
 #include <cstdint>
@@ -27,9 +27,10 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore
 // The newest usable manifest; damaged ones are logged and passed over.
 absl::StatusOr<std::optional<Manifest>> NewestManifest(port::BlobStore* store);
 
-// "step 80 holds NaN or infinity; the newest finite one is step 20": `id`, which is not finite, and the
-// newest committed one that is and comes before `before`; damaged ones are passed over. What the storage does
-// not say is left out. Costs a listing and a manifest for each that is looked at; rank 0 alone asks.
+// Says "step 80 holds NaN or infinity; the newest finite one is step 20" of `id`, which is not finite, and
+// the newest committed finite checkpoint before `before`; damaged ones are passed over. Facts that cannot be
+// read from the storage are left out. Costs a listing, and one manifest for each checkpoint that is looked
+// at; rank 0 alone asks.
 struct FiniteAdvice {
   std::string text;
   std::optional<SaveId> finite;
@@ -39,12 +40,12 @@ FiniteAdvice AdviceForNotFinite(port::BlobStore* store, const SaveId& id,
 
 // Epochs taken so far, oldest first. Damaged claims keep their epoch, with an unknown owner.
 absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store);
-// The epoch of the next owner, after all claims, which become `owners`, and all checkpoints: an epoch that
-// was in use and whose claim was deleted by hand is not given again. Whoever claims after this call gets the
-// same epoch, whatever the others save meanwhile. ResourceExhausted: none is left.
+// Returns the epoch of the next owner, after all claims, which become `owners`, and all checkpoints: an epoch
+// that was in use and whose claim was deleted by hand is not given again. Everyone who claims after this call
+// gets the same epoch, whatever the others save meanwhile. ResourceExhausted: none is left.
 absl::StatusOr<uint64_t> NextEpoch(port::BlobStore* store, std::vector<OwnerClaim>* owners);
-// Takes the directory for `owner`; `epoch` is what NextEpoch said before it was judged whether the newest
-// owner lives. AlreadyExists: somebody else did since then.
+// Takes the directory for `owner`; `epoch` is the result of NextEpoch before the newest owner was judged.
+// AlreadyExists: another owner has taken it since then.
 absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner, uint64_t epoch);
 
 // The next number for attempts of (epoch, timeline, generation) of `like`: nothing there is overwritten.

@@ -29,21 +29,21 @@ struct CheckpointOptions {
   // owner loses anything. For inspection, inference, and evaluation beside training.
   // $GTRAIN_CHECKPOINT_READ_ONLY=1 sets it too.
   bool read_only = false;
-  // Takes the directory although another program that is alive owns it. That one's next save fails and says
-  // whom the directory belongs to now. $GTRAIN_TAKEOVER=1 (gtrain launch --takeover) sets it too.
+  // Takes the directory although another program that is alive owns it. The next save of that program fails
+  // and names the new owner of the directory. $GTRAIN_TAKEOVER=1 (gtrain launch --takeover) sets it too.
   bool takeover = false;
   // How many damaged checkpoints, one after the other, a Restore may fall back over before it gives up.
   // $GTRAIN_CHECKPOINT_MAX_ROLLBACK wins if set.
   int max_rollback = 1;
-  // In which saves ranks compare hashes of the state that they hold alike, before anything is written: "off",
-  // "first", or "every N" (the first and every N-th after it). The comparison reads all of this rank's state
-  // once; rank 0 logs what it took. $GTRAIN_CHECKPOINT_VERIFY_REPLICAS wins if set.
+  // In which saves ranks compare hashes of their replicated state before anything is written: "off", "first",
+  // or "every N" (the first and every N-th after it). The comparison reads all of this rank's state once;
+  // rank 0 logs how long it took. $GTRAIN_CHECKPOINT_VERIFY_REPLICAS wins if set.
   std::string verify_replicas = "every 100";
-  // Save returns at once and the state is copied while the program computes with it: promises that Fence() is
-  // called before the state is changed.
+  // Save returns at once and the state is copied while the program computes with it. The program promises to
+  // call Fence() before it changes the state.
   bool lazy = false;
-  // Called by every Save, also one of SaveIfDue, that is not skipped, before it copies: brings state that
-  // lies elsewhere into the registered memory. An error is that of the Save, which then saves nothing.
+  // Every Save, also one of SaveIfDue, that is not skipped calls it before it copies, to bring state that
+  // lies elsewhere into the registered memory. Its error becomes that of the Save, which then saves nothing.
   std::function<absl::Status()> before_save;
 };
 
@@ -53,16 +53,17 @@ struct RestoredStep {
   // Where it is, or will be once the upload that an earlier generation began has ended: with copies near by
   // (the job file's checkpoint.near) nobody waits for that.
   std::string manifest;
-  // Of this rank: bytes of its state, each copied once, and what it read from storage for that (whole chunks
-  // of 4 MiB, so that every byte is verified; what another rank of its machine read for both counts there).
+  // Bytes of this rank's state, each copied once, and bytes that it read from storage for them (whole chunks
+  // of 4 MiB, so that every byte is verified; a chunk that another rank of its machine read for both counts
+  // there).
   uint64_t bytes = 0;
   uint64_t bytes_read = 0;
   uint64_t bytes_near = 0;  // of bytes_read: of copies in near memory or on a near disk, not of the storage
 };
 
 struct RestoreOptions {
-  // Names of registered tensors, `*` and `?` stand for any characters: those that the checkpoint lacks are
-  // left as they are, and named in the log. Others that it lacks are an error.
+  // Names of registered tensors (`*` and `?` stand for any characters) that the checkpoint may lack: these
+  // are left as they are, and named in the log. Any other tensor that it lacks is an error.
   std::vector<std::string> may_be_missing;
 };
 
@@ -78,48 +79,50 @@ class Checkpointer {
                                                             const CheckpointOptions& options = {});
   virtual ~Checkpointer() = default;
 
-  // Each Add: InvalidArgument when `memory` has other bytes than the shape and dtype say, with both numbers;
-  // Unimplemented for memory that is not the host's; ResourceExhausted, with the numbers, for more bytes than
-  // there can be: 2^62 of all tensors together, 2^50 of one rank's own.
+  // Every Add returns InvalidArgument, with both numbers, when the size of `memory` is not that of the shape
+  // and dtype; Unimplemented for memory that is not the host's; ResourceExhausted, with the numbers, for more
+  // bytes than there can be: 2^62 of all tensors together, 2^50 of one rank's own.
 
-  // State that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
+  // Registers state that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
   virtual absl::Status AddReplicated(absl::string_view name, Memory memory, std::vector<int64_t> shape,
                                      DType dtype) = 0;
-  // A tensor of the global `shape` that lies on the ranks as `sharding` says. `memory` is this rank's box of
-  // it, dense, row by row (LocalBoxOf tells its shape), and may be null where that is empty. Every rank
-  // registers every tensor, also those it holds nothing of. Each byte is saved once: ranks that hold the same
-  // box share the writing. What was saved under one layout and world size is restored under any other,
-  // replicated or sharded.
+  // Registers a tensor of the global `shape` that lies on the ranks as `sharding` says. `memory` is this
+  // rank's box of it, dense, row by row (LocalBoxOf tells its shape), and may be null where that box is
+  // empty. Every rank registers every tensor, also those of which it holds nothing. Each byte is saved once:
+  // ranks that hold the same box share the writing. A tensor saved under one layout and world size is
+  // restored under any other, replicated or sharded.
   virtual absl::Status AddSharded(absl::string_view name, Memory memory, std::vector<int64_t> shape,
                                   const Sharding& sharding, DType dtype) = 0;
-  // The same for cuts that no Sharding describes: this rank holds the box of `local_shape` at `begin`, which
-  // is empty where a dimension of it is 0. Ranks that hold the same box share the writing; other boxes have
-  // no element in common, and together they are the whole tensor. The first Restore or Save checks that, and
-  // its error names tensor and ranks: once, a rank sends 16 bytes a tensor into a sum over all ranks, and
-  // then 16 bytes a dimension, for each different way to cut, to all. A list of boxes takes about 60 bytes a
-  // rank in every manifest, whatever the number of tensors that it is for; a Sharding takes one line.
+  // Registers a tensor whose cut no Sharding describes: this rank holds the box of `local_shape` at `begin`,
+  // which is empty where one of its dimensions is 0. Ranks that hold the same box share the writing; other
+  // boxes have no element in common, and together they are the whole tensor. The first Restore or Save checks
+  // that, and its error names tensor and ranks: once, a rank sends 16 bytes a tensor into a sum over all
+  // ranks, and then 16 bytes a dimension, for each different way to cut, to all. A list of boxes takes about
+  // 60 bytes a rank in every manifest, whatever the number of tensors that it is for; a Sharding takes one
+  // line.
   virtual absl::Status AddBox(absl::string_view name, Memory memory, std::vector<int64_t> shape,
                               std::vector<int64_t> begin, std::vector<int64_t> local_shape, DType dtype) = 0;
-  // State of this rank alone (data cursor, residuals): saved by each rank, restored by the same rank number,
-  // of the same size; at another world size Restore leaves it untouched on ranks that had none, and says so
-  // in the log. `rule`, equal on all ranks: what becomes of that of ranks that are no more; not kMerge.
+  // Registers state of this rank alone (data cursor, residuals): saved by each rank, restored by the same
+  // rank number, with the same size; at another world size Restore leaves it untouched on ranks that had
+  // none, and says so in the log. `rule`, equal on all ranks, says what happens to the state of ranks that no
+  // longer exist; not kMerge.
   virtual absl::Status AddPerRank(absl::string_view name, Memory memory,
                                   PerRankRule rule = PerRankRule::kDrop) = 0;
-  // Bytes of this rank alone whose number may change from save to save (a pickled loader, RNG). `save` is
-  // called by each Save that is not skipped, `load` by Restore when everything is verified, on the calling
-  // thread; an error of either is that of the Save or Restore. At most kByteEntriesMax together.
+  // Registers bytes of this rank alone whose number may change from save to save (a pickled loader, RNG).
+  // Each Save that is not skipped calls `save`, and Restore calls `load` once everything is verified, both on
+  // the calling thread; an error of either is that of the Save or Restore. At most kByteEntriesMax together.
   virtual absl::Status AddBytes(absl::string_view name, std::function<absl::StatusOr<std::string>()> save,
                                 std::function<absl::Status(absl::string_view)> load,
                                 PerRankRule rule = PerRankRule::kDrop) = 0;
 
-  // Collective, `options` equal on all ranks. The newest committed and intact checkpoint into the registered
-  // memory; nullopt when there is none. No rank returns before all verified. After an error the registered
-  // memory may hold parts of what was read. A checkpoint that is proven to be damaged (another checksum or
-  // length, or a file that is absent although the manifest is there) is passed over with a loud log line, at
-  // most max_rollback in a row; then DataLoss. Unavailable: the storage cannot be read, or the newest
-  // checkpoint that the head knows is not where it was (nothing mounted?). Nothing older is restored for
-  // that. Exit with any code but 0: gtrain waits for the storage and starts the job again, and charges
-  // nothing.
+  // Collective, `options` equal on all ranks. Reads the newest committed and intact checkpoint into the
+  // registered memory; nullopt when there is none. No rank returns before all verified. After an error the
+  // registered memory may hold parts of what was read. A checkpoint that is proven to be damaged (another
+  // checksum or length, or a file that is absent although the manifest is there) is passed over with a loud
+  // log line, at most max_rollback in a row; then DataLoss. Unavailable: the storage cannot be read, or the
+  // newest checkpoint that the head knows is not where it was (nothing mounted?). Nothing older is restored
+  // instead. Exit with any code but 0 then: gtrain waits for the storage, starts the job again and charges no
+  // restart.
   virtual absl::StatusOr<std::optional<RestoredStep>> Restore(const RestoreOptions& options = {}) = 0;
 
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
@@ -128,11 +131,11 @@ class Checkpointer {
   // True without a second save where SaveIfDue saved this step last and nothing came of it that is an error:
   // a last Save after the loop is one commit.
   virtual absl::StatusOr<bool> Save(int64_t step) = 0;
-  // With CheckpointOptions::lazy: to be called after each Save before anything changes the registered state,
-  // in a training step right before the optimiser. Blocks until the state is copied, and helps; after a step
-  // that computed for longer than a copy takes it costs nothing, as without a save. Not a collective. From
-  // here on the save is committed whatever becomes of this process. Nothing else fences: a save that was not
-  // fenced when Wait, Save, SaveIfDue or the destructor is called may hold values of two steps, so it is
+  // With CheckpointOptions::lazy, call it after each Save before anything changes the registered state, in a
+  // training step right before the optimiser. Blocks until the state is copied, and helps to copy it; after a
+  // step that computed for longer than a copy takes it costs nothing, as without a save. Not a collective.
+  // From here on the save is committed whatever becomes of this process. Nothing else fences: a save that was
+  // not fenced when Wait, Save, SaveIfDue or the destructor is called may hold values of two steps, so it is
   // given up with a warning, and Wait (or, with on_error: fail, Save) returns FailedPrecondition.
   virtual void Fence() = 0;
   // Save when the policy says so: every_steps of `step`, or a duration, or no policy at all (then as often as
@@ -144,9 +147,9 @@ class Checkpointer {
   // Whether the last SaveIfDue found that the user asked to stop (Session::StopRequested of rank 0, equal on
   // all ranks): leave the loop. It has saved the state, unless an earlier save was still being written.
   virtual bool stop_agreed() const = 0;
-  // Until the last Save is committed or failed; its error.
+  // Waits until the last Save is committed or failed, and returns its error.
   virtual absl::Status Wait(absl::Duration timeout) = 0;
-  // Step of the newest commit this process knows of.
+  // Returns the step of the newest commit that this process knows of.
   virtual std::optional<int64_t> LastCommitted() const = 0;
 };
 

@@ -1,6 +1,6 @@
-// What happens on the training thread. Every decision that could differ between ranks (which checkpoint, is
-// it whole, is the previous save done) is made once and spread over a communicator of our own, so a rank
-// never restores, saves or skips alone. The writer thread makes no collective calls.
+// The part of a checkpointer that runs on the training thread. Every decision that could differ between ranks
+// (which checkpoint, is it whole, is the previous save done) is made once and spread over a communicator of
+// our own, so a rank never restores, saves or skips alone. The writer thread makes no collective calls.
 #include "checkpoint/engine/checkpointer.h"
 
 #include <algorithm>
@@ -131,7 +131,7 @@ class CheckpointerImpl final : public Checkpointer {
   std::optional<int64_t> LastCommitted() const override;
 
  private:
-  // What rank 0 found to try next. Empty key: nothing is left.
+  // The checkpoint that rank 0 found to try next. `none`: nothing is left.
   struct Choice {
     absl::Status status;
     bool elsewhere = false;
@@ -140,11 +140,11 @@ class CheckpointerImpl final : public Checkpointer {
     bool none = false;
     bool uncommitted = false;  // its manifest is not in the storage, all of it is near
     Manifest manifest;         // not spread: each rank reads it
-    // What this rank read, and of that, from copies on its machine and on others.
+    // Bytes that this rank read, and how many of them from copies on its machine and on others.
     uint64_t read_bytes = 0, own_bytes = 0, peer_bytes = 0;
   };
 
-  // What Restore came by so far; filled on rank 0.
+  // The state of a search for a checkpoint to restore; filled on rank 0.
   struct Search {
     Instant begun;
     std::vector<Candidate> candidates;
@@ -159,7 +159,8 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status ProveShared();
   absl::Status TakeOwnership();
   absl::Status HoldLease(uint64_t epoch, bool fresh);
-  // What Restore and Save would return, told to the head first where the storage is what failed.
+  // Returns `status`, which Restore or Save is about to return; an error of the storage is reported to the
+  // head first.
   absl::Status Outward(const absl::Status& status);
   absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
   absl::Status ListForRestore(Search* search);
@@ -283,10 +284,10 @@ absl::Status CheckpointerImpl::OpenDirectory() {
     return absl::OkStatus();
   }
   if (settings_.near) near_ = OpenNear(*settings_.near, session_->job());
-  // Before anything is written: an unmounted directory would get a claim of ours.
+  // This comes before anything is written: an unmounted directory would get a claim of ours.
   absl::Status there;
   if (agree_.rank() == 0 && settings_.newest) {
-    // Whoever took the directory over may have deleted what this job saved there.
+    // A new owner of the directory may have deleted the checkpoints of this job.
     there = CheckStillOwned(store_.get(), settings_.identity, session_->managed());
     if (absl::IsFailedPrecondition(there)) session_->ReportNote(kNoteOwner, std::string(there.message()));
   }
@@ -833,7 +834,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNothing(con
   return std::optional<RestoredStep>();
 }
 
-// That checkpoints are there is said: who gave --fresh by mistake can stop before they are replaced.
+// Says that there are checkpoints: a user who gave --fresh by mistake can stop before they are replaced.
 std::string CheckpointerImpl::WhyNothing() {
   const std::string none = absl::StrCat("no checkpoint is in ", store_->Describe());
   if (settings_.resume != Resume::kFresh) return none;
@@ -850,7 +851,7 @@ std::string CheckpointerImpl::WhyNothing() {
                       store_->Describe(), committed == 1 ? " is" : " are", " ignored");
 }
 
-// What is not as it was saved, once for all ranks.
+// Logs, once for all ranks, where the plan differs from what was saved.
 void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) const {
   for (const std::string& orphans : plan.orphans) LogInfo("checkpoint: step ", choice.id.step, ": ", orphans);
   if (plan.missing.empty()) return;
@@ -861,7 +862,7 @@ void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) co
              plan.missing.size() > 20 ? "\"...)" : "\")", ": they keep their values");
 }
 
-// For the log and, as what is returned, for the restore note. Rank 0 asks.
+// Logs that the checkpoint is not finite, and returns the text for the restore note. Rank 0 calls it.
 std::string CheckpointerImpl::TellIfNotFinite(const Choice& choice, port::BlobStore* store) const {
   if (choice.manifest.finite()) return "";
   const FiniteAdvice advice = AdviceForNotFinite(store, choice.id, choice.id);
@@ -888,7 +889,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   else if (settings_.newest)
     restored_step_ = settings_.newest->step;
   if (!choice.elsewhere) lowest_step_ = std::max(lowest_step_, choice.id.step);
-  // Retention knows of one that may never be committed nothing but what is older.
+  // The restored save may never be committed: then retention gets the newest committed one instead.
   if (!choice.elsewhere) resumed_ = choice.uncommitted ? settings_.newest : choice.id;
   if (saver_ != nullptr && resumed_) saver_->Resumed(*resumed_);
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
@@ -927,7 +928,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   return std::optional<RestoredStep>(std::move(out));
 }
 
-// Rank 0 knows of all ranks' saves how they ended. On the Saver's thread, or while it is idle.
+// Rank 0 knows how the saves of all ranks ended. Called on the Saver's thread, or while it is idle.
 void CheckpointerImpl::NoteLostSave(int64_t step, absl::string_view why) {
   if (agree_.rank() != 0) return;
   const int lost = ++lost_saves_;
@@ -1035,8 +1036,8 @@ void CheckpointerImpl::Fence() {
   last_stall_ += clock_.Now() - begin;
 }
 
-// Only Fence says that the state has not changed since Save. Whatever else ends a copy may come after a
-// change, so what was copied may hold values of two steps.
+// Only Fence says that the state has not changed since Save. Any other end of a copy may come after a change,
+// so the copied part may hold values of two steps.
 void CheckpointerImpl::DropUnfenced() {
   if (saver_ == nullptr || !saver_->copying()) return;
   saver_->Drop();
@@ -1080,8 +1081,8 @@ void CheckpointerImpl::TellInterval() {
 }
 
 bool CheckpointerImpl::Due(int64_t step) const {
-  // A machine goes: what was committed after the notice is what the others go on with (C13). A save that
-  // began before it is let finish.
+  // A machine is about to go: the others go on with a checkpoint that was committed after the notice (C13). A
+  // save that began before the notice may finish.
   const bool can = saver_ != nullptr ? !saver_->busy() : !starting_.joinable();
   if (session_->PreemptionNotice() && !saved_for_notice_ && can) return true;
   if (session_->StopRequested() && !saved_for_stop_ && can) return true;

@@ -1,6 +1,6 @@
-// Chunks that several ranks of one machine want: one of them reads each from where it lies, the others take
-// it out of memory that they share. Whoever takes one compares it with its hash himself, so nobody has to
-// trust another; and what does not come, because somebody died or is slow, each reads himself in the end.
+// Chunks that several ranks of one machine want: one of them reads each from where it lies, the others copy
+// it from memory that they share. Each rank compares a chunk with its hash itself, so no rank has to trust
+// another; and a chunk that does not come, because a rank died or is slow, each reads itself in the end.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -44,11 +44,11 @@ class ChunkShare {
     char* slot = nullptr;  // of kChunkBytes, aligned to pages
   };
 
-  // For `ranks` of this machine and a checkpoint of `chunks`. `name`: what it is a share of, the same for
-  // all.
+  // Makes a share for `ranks` of this machine and a checkpoint of `chunks`. `name` says what it is a share
+  // of, the same for all.
   static absl::StatusOr<std::unique_ptr<ChunkShare>> Make(uint64_t chunks, int ranks, absl::string_view name,
                                                           absl::Duration patience = kPatience);
-  // What another process of the machine made, while that has not started.
+  // Opens the share that another process of the machine made and has not started yet.
   static absl::StatusOr<std::unique_ptr<ChunkShare>> Join(int64_t address, uint64_t chunks, int ranks,
                                                           absl::string_view name,
                                                           absl::Duration patience = kPatience);
@@ -62,8 +62,8 @@ class ChunkShare {
   void Want(uint64_t chunk, bool together);
   void Start();
 
-  // What to do next; nullopt: nothing is left. Waits while others read what is wanted here, with `alive`
-  // asked now and then: its error, or that of the rank that failed, comes back.
+  // Returns the next task; nullopt: nothing is left. Waits while others read chunks that are wanted here,
+  // with `alive` asked now and then: its error, or that of the rank that failed, is returned.
   absl::StatusOr<std::optional<Task>> Next(absl::FunctionRef<absl::Status()> alive);
   void Publish(const Task& task);
   void Done(const Task& task);

@@ -90,7 +90,7 @@ struct Weights {
   }
 };
 
-// Of `world` ranks, on `machines` machines; what each read.
+// Saves or restores on `world` ranks on `machines` machines, and returns what each rank read.
 std::vector<RestoredStep> SaveOrRestore(int world, int machines, uint64_t generation,
                                         const StoreFactory& factory) {
   std::vector<RestoredStep> out(static_cast<size_t>(world));

@@ -26,11 +26,11 @@ namespace save = ckpt::save;
 
 namespace {
 
-// What should come by way of the board is looked for in the storage after so long, and put there. As often,
-// whoever gathers looks whether somebody has given the save up.
+// An index that should come by way of the board is looked for in the storage after so long, and put there. As
+// often, a gathering leader checks whether the save was given up.
 constexpr absl::Duration kBoardPatience = absl::Seconds(1);
 constexpr absl::Duration kReadBackWithin = absl::Seconds(1);
-// Of all ranks together, not more looks a second than a store answers (committer.h).
+// All ranks together do not poll more often a second than a store answers (committer.h).
 constexpr absl::Duration kPollMin = absl::Milliseconds(5), kPollMinOfRank = absl::Microseconds(25);
 constexpr absl::Duration kPollMax = absl::Milliseconds(500), kPollMaxOfRank = absl::Microseconds(250);
 constexpr double kJitter = 0.25;  // of a pause, at most, on top
@@ -57,7 +57,8 @@ std::string OldestOf(const std::vector<std::string>& names) {
   return oldest ? AttemptName(*oldest) : "";
 }
 
-// What a writer that repeats a save may say otherwise than the first does not count.
+// `verified` does not count: a writer that repeats a save may have verified something else than the first
+// one.
 bool SaysTheSame(ManifestPart a, ManifestPart b) {
   a.verified = b.verified = "";
   return a == b;
@@ -309,7 +310,8 @@ absl::Status Committer::WriteIndex(Run* run, const absl::Status& shard) {
   if (shard.ok()) {
     // Asked now and not before: the shard of the save before may have been read back meanwhile.
     if (!shard_is_written_) {
-      // That of a small one is there in a moment; training keeps the processors from larger ones for longer.
+      // The read-back of a small shard is there in a moment; training keeps the processors from larger ones
+      // for longer.
       if (run->file.bytes <= kChunkBytes) read_back_.Await(kReadBackWithin);
       const std::optional<SaveId> read_back = read_back_.verified();
       run->verified = config_.verified ? config_.verified() : read_back ? AttemptName(*read_back) : "";
@@ -341,8 +343,8 @@ absl::Status Committer::StoreIndex() {
   return absl::OkStatus();
 }
 
-// After a put that failed: its answer may be lost, or an earlier try of this save made the key. `put` where
-// nothing can be read.
+// Called after a put that failed: its answer may be lost, or an earlier try of this save made the key.
+// Returns `put` where nothing can be read.
 absl::StatusOr<std::string> Committer::WhatIsThere(const absl::Status& put, const std::string& key,
                                                    size_t bytes_max) const {
   absl::StatusOr<std::string> there = store_->Get(key, bytes_max);
@@ -432,7 +434,8 @@ std::optional<absl::StatusOr<ShardIndex>> Committer::LookForIndex(const Run& run
   return CheckedIndex(run, key, *text, true);
 }
 
-// As of an index. A part that gives the save up is Aborted with its words.
+// Looks for a part in the same way as for an index. A part that gives the save up is Aborted with its
+// message.
 std::optional<absl::StatusOr<Committer::StoredPart>> Committer::LookForPart(const Run& run,
                                                                             int number) const {
   const std::string key = AttemptKey(run.id, PartName(number, PartCount(config_.world_size)));
@@ -444,7 +447,7 @@ std::optional<absl::StatusOr<Committer::StoredPart>> Committer::LookForPart(cons
   return absl::StatusOr<StoredPart>(StoredPart{RefOf(*part, *text), part->verified});
 }
 
-// What stands on the board for `rank`, if it is of this save and whole.
+// Returns the index on the board for `rank`, if it is of this save and whole.
 std::optional<std::string> Committer::PostedIndex(const std::string& key, int rank) const {
   if (config_.board == nullptr) return std::nullopt;
   std::optional<std::string> text = config_.board->Read(rank);
@@ -543,7 +546,7 @@ absl::Status Committer::PrintManifest(Run* run) {
 }
 
 absl::Status Committer::CheckAuthority(Run* run) {
-  // Of files that stand in it, it is there already.
+  // Where the files stand in the manifest itself, it is printed already.
   if (!run->parts.empty()) GT_RETURN_IF_ERROR(PrintManifest(run));
   GT_ASSIGN_OR_RETURN(DirectoryNames names, ListNames(store_));
   if (names.newest_owner > config_.epoch) {

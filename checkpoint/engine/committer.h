@@ -1,23 +1,24 @@
 // Carries out what SaveCore decides for one save of one rank: shard, index, on the first of every 64 ranks
-// the part of the manifest that describes them and, on rank 0, the commit. The same in the rank's own process
+// the part of the manifest that describes them and, on rank 0, the commit. It works in the rank's own process
 // and in the writer outside it.
 //
-// What a save of n ranks asks of the storage, apart from the shards and what retention deletes: n puts of
-// indices, n GETs of them and n looks at the lengths of shards by the leaders of parts, n / 64 puts and n /
-// 64 GETs of parts, one listing, one put of the manifest, and GETs of it by all n ranks. Writers on rank 0's
-// machine need none of their own (index_board.h). Leaders have at most 16 calls out at a time, so a commit
-// takes about (64 * 2 + n / 64) / 16 round trips once the last shard is written, and not n of them.
+// The cost of a save of n ranks in requests to the storage, apart from the shards and what retention deletes:
+// n puts of indices, n GETs of them and n queries of the lengths of shards by the leaders of parts, n / 64
+// puts and n / 64 GETs of parts, one listing, one put of the manifest, and GETs of it by all n ranks. Writers
+// on rank 0's machine need none of their own (index_board.h). Leaders have at most 16 calls out at a time, so
+// a commit takes about (64 * 2 + n / 64) / 16 round trips once the last shard is written, and not n of them.
 //
-// While a leader waits it asks for the first index (rank 0: and the first part) that lacks, and for the
-// others when that is there: a GET a look, and at worst one more for each that lacks whenever the first one
-// comes. Its pauses are jittered and double from max(5 ms, n * 25 us) to max(500 ms, n * 250 us), from the
-// beginning again after each that came. Whoever waits for the manifest begins with what the last commit took
-// and then looks once in max(n * 250 us, an eighth of that) at most, at a phase of its own: about 4,000 times
-// a second all together, whatever n is.
+// While a leader waits it asks for the first missing index (rank 0: and the first missing part), and for the
+// others when that is there: a GET each time, and at worst one more for each missing one whenever the first
+// one comes. Its pauses are jittered and double from max(5 ms, n * 25 us) to max(500 ms, n * 250 us), from
+// the beginning again after each that came. A rank that waits for the manifest first pauses for the time of
+// the last commit and then asks once in max(n * 250 us, an eighth of that) at most, at a phase of its own:
+// about 4,000 times a second all together, whatever n is.
 //
 // A rank that can put neither its index nor its part puts the abort marker under the manifest's key, so that
-// nobody waits for it until commit_timeout. Whoever gathers looks at that key once a second while something
-// is missing: no request of a save whose indices come within a second, n / 64 a second of one that waits.
+// nobody waits for it until commit_timeout. A gathering leader looks at that key once a second while
+// something is missing: no request of a save whose indices come within a second, n / 64 a second of one that
+// waits.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -92,29 +93,29 @@ class Committer {
   Committer(port::BlobStore* store, CommitterConfig config);
 
   const ShardPlan& plan() const { return plan_; }
-  // Of a registration that HasTail: how the next Save differs. Not during one.
+  // For a registration that HasTail: sets how the next Save differs. Not during a Save.
   void SetTail(const SaveTail& tail);
-  // Of any save.
+  // The most data that any save may have.
   uint64_t DataBytesMax() const;
-  // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. `hashes` of the chunks of
-  // the shard, if there are any, are those that `data` had when it was copied: a save whose data has others
-  // now is given up as DataLoss, because somebody wrote to it. Blocks as the storage does, and until
-  // commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id` and data left
-  // is taken up: whoever died in the middle is repeated whole. `committed` is called before old ones are
-  // deleted.
+  // Writes `data`, that of plan().pieces, as `id` and returns when it is committed or has failed. `hashes` of
+  // the chunks of the shard, if there are any, are those that `data` had when it was copied: a save whose
+  // data has other hashes now is given up as DataLoss, because something wrote to it. Blocks as the storage
+  // does, and until commit_timeout for other ranks; `stop` gives it up. The files of an earlier try for the
+  // same `id` and data are used: a writer that died in the middle is repeated whole. `committed` is called
+  // before old checkpoints are deleted.
   absl::Status Save(const SaveId& id, absl::string_view data, const std::vector<HashBytes>& hashes,
                     StopFlag* stop, absl::FunctionRef<void()> committed);
-  // What this run was resumed from (Retention::Resumed).
+  // Says from which checkpoint this run was resumed (Retention::Resumed).
   void Resumed(const SaveId& id) { retention_.Resumed(id); }
-  // What people should know of a save that went well: where there is no copy of it, or that an earlier one
-  // turned out to be damaged. Mostly empty; each is told once.
+  // A note for people about a save that went well: where a copy of it is missing, or that an earlier one
+  // turned out to be damaged. Mostly empty; each note is given once.
   std::string TakeNote();
-  // Rank 0, of the newest save that it committed: the oldest of what the ranks said by `verified`; nullopt
-  // when one of them has verified nothing.
+  // On rank 0, for the newest save that it committed: the oldest of the `verified` of all ranks; nullopt when
+  // one of them has verified nothing.
   std::optional<SaveId> verified() const { return verified_; }
-  // The index of `id` is there already: `data` is not looked at any more.
+  // Says that the index of `id` is there already: `data` is not looked at any more.
   void ShardIsWritten() { shard_is_written_ = true; }
-  // During Save, from `alive`: once it returns OK another writer can go on from ShardIsWritten, and a
+  // Called from `alive` during Save: once it returns OK another writer can go on from ShardIsWritten, and a
   // generation that settles sees that this rank's part is done.
   absl::Status StoreIndex();
 

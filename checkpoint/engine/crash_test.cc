@@ -1,8 +1,8 @@
-// What happens to programs and files while checkpoints are made. A program, or one rank of it while the
-// others go on, ends at every storage call it makes, one after the other: calls of the BlobStore on a
-// directory, HTTP requests on S3, so that the middle of a multipart upload is a place to die too (C1, C2, S3,
-// S8). A call is either not made or made without its answer being heard; from then on that rank makes no call
-// at all.
+// Ends programs while they make checkpoints and checks the programs and files. A program, or one rank of it
+// while the others go on, ends at every storage call it makes, one after the other: calls of the BlobStore on
+// a directory, HTTP requests on S3, so that the middle of a multipart upload is a place to die too (C1, C2,
+// S3, S8). A call is either not made or made without its answer being heard; from then on that rank makes no
+// call at all.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ class MortalClient final : public http::Client {
   }
 
  private:
-  // As S3 says what the life's error is.
+  // Returns the life's error as S3 would say it.
   http::Reply Refusal() const {
     const bool denied = absl::IsPermissionDenied(life_->error());
     return {.status = denied ? 403 : 503,
@@ -354,7 +354,7 @@ TEST(S3ErrorTest, ARestoreTakesARefusalForNoDamage_S7_C9) {
   SetLogSink(nullptr);
 }
 
-// What people do with `gtrain ckpt`: each is begun, cut off anywhere, and done again.
+// A verb of `gtrain ckpt`: each is begun, cut off anywhere, and done again.
 struct Chore {
   const char* name;
   std::function<absl::Status(port::BlobStore* store)> run;

@@ -84,7 +84,7 @@ inline std::vector<std::shared_ptr<Life>> LivesOf(int world_size, int rank, std:
   return lives;
 }
 
-// What storage answers when it cannot be read or written.
+// An answer of a storage that cannot be read or written.
 struct StorageAnswer {
   const char* name;
   absl::Status status;
@@ -141,7 +141,7 @@ class Memory final : public Storage {
   MemoryStore store_;
 };
 
-// What became of the ranks of one program.
+// The results of the ranks of one program.
 struct MortalRanks {
   std::vector<std::unique_ptr<FakeSession>> sessions;  // their reports and notes
   std::vector<absl::Status> results;
@@ -234,7 +234,7 @@ struct ProgramOptions {
   std::map<std::string, std::string> environment;  // besides EnvironmentOf(job)
 };
 
-// What every rank does with its checkpointer; a rank's error ends the program.
+// The work of every rank with its checkpointer; a rank's error ends the program.
 using Program = std::function<absl::Status(FakeSession*, Checkpointer*, Weights*, const Life&)>;
 inline MortalRanks RunProgram(const FakeJob& job, Storage* storage,
                               const std::vector<std::shared_ptr<Life>>& lives, const ProgramOptions& options,
@@ -265,7 +265,8 @@ inline std::vector<std::shared_ptr<Life>> Immortal(const FakeJob& job) {
   return Shared(job, std::make_shared<Life>());
 }
 
-// What came of the save; DeadlineExceeded when the rank died before that, or the save itself ran out of time.
+// The result of the save; DeadlineExceeded when the rank died before that, or the save itself ran out of
+// time.
 inline absl::Status WaitInLife(Checkpointer* checkpointer, const Life& life) {
   absl::Status done;
   do {

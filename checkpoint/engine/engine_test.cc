@@ -317,7 +317,7 @@ TEST_F(EngineTest, NonFiniteStateIsMarkedAndTheLastFiniteOneStays_C14) {
   EXPECT_EQ(ids.back().step, 1);
   EXPECT_TRUE(std::get<Manifest>(*ReadManifest(store.get(), ids.back())).finite());
 
-  // Who resumes from it is told, and told what to do.
+  // A program that resumes from it gets a warning that says what to do.
   std::string note;
   const FakeJob next{.world_size = job.world_size, .generation = job.generation + 1};
   RunRanks(next, [&](FakeSession* session) {
@@ -960,7 +960,7 @@ TEST_F(EngineTest, AStopIsWhatRank0HasHeardAndSavesOnce) {
   });
 }
 
-// Not where SaveIfDue did not save it last, or Restore has brought another state.
+// A second save is made where SaveIfDue did not save the step last, or Restore has brought another state.
 TEST_F(EngineTest, ASaveOfTheStepThatSaveIfDueSavedIsOneCommit) {
   const FakeJob job{.world_size = 2};
   const std::string folder = TestFolder();

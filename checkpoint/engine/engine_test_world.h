@@ -28,7 +28,7 @@ struct State {
   int64_t counter = 0;
   std::string rng = std::string(37, '\0');
 
-  // What training would have made of it at `step` on `rank`.
+  // The state that training reaches at `step` on `rank`.
   static State At(int64_t step, int rank) {
     State s;
     for (size_t i = 0; i < s.large.size(); ++i)
@@ -51,7 +51,7 @@ inline void Fill(State* to, const State& from) {
   std::copy(from.rng.begin(), from.rng.end(), to->rng.begin());
 }
 
-// Of a vector or a string.
+// The memory of a vector or a string.
 template <typename Values>
 Memory MemoryOf(Values* values) {
   return {values->data(), values->size() * sizeof(values->front())};

@@ -63,7 +63,7 @@ class StorageErrorTest : public testing::TestWithParam<StorageAnswer> {
   }
 };
 
-// What a program that met errors may end with.
+// Checks that the errors of a program are errors of the storage.
 void ExpectAStorageErrorOrNone(const MortalRanks& ranks) {
   bool marked = false, failed = false;
   for (const absl::Status& status : ranks.results) {

@@ -38,7 +38,7 @@ using ::testing::HasSubstr;
 
 constexpr int kManyRanks = kPartRanks + 1;  // their files stand in parts
 
-// What a program that resumes, or rank 0 that gathers, makes of a changed field.
+// The reaction of a program that resumes, or of rank 0 that gathers, to a changed field.
 enum class Means {
   kDamage,      // refused; the one before is resumed, loudly and by name
   kNewer,       // written by a newer gtrain: refused by name, and nothing older is resumed
@@ -160,7 +160,7 @@ void ExpectARowForEachField(const std::set<std::string>& fields, const Table& ta
     EXPECT_TRUE(fields.contains(field)) << "a row of \"" << field << "\", which is not in the file";
 }
 
-// Of every kind that the format knows.
+// A model with a tensor of every kind that the format knows.
 struct Model {
   static constexpr int64_t kRows = 8, kColumns = 10;
 
@@ -228,7 +228,7 @@ class FieldsTest : public testing::Test {
     const Put put_;
   };
 
-  // What each rank does, with the checkpointer opened and its state registered.
+  // The work of each rank, with the checkpointer opened and its state registered.
   using Body = std::function<absl::Status(FakeSession*, Checkpointer*, Model*)>;
   std::vector<absl::Status> Run(const Body& body, const Put& put = nullptr) {
     std::vector<absl::Status> results(static_cast<size_t>(job_.world_size));
@@ -416,8 +416,8 @@ const Table& PartTable() {
   return *table;
 }
 
-// Of many ranks the files stand in parts, of which the manifest has the hashes. A part that is changed alone
-// is not the part that the manifest names; with that hash made anew each of its fields is judged.
+// With many ranks the files stand in parts, of which the manifest has the hashes. A part that is changed
+// alone is not the part that the manifest names; with that hash computed again each of its fields is judged.
 TEST_F(FieldsTest, EachFieldOfAPartAndOfWhatTheManifestSaysOfIt_C4_C9_C10) {
   job_.world_size = kManyRanks;
   ASSERT_NO_FATAL_FAILURE(SaveTwo());
@@ -477,8 +477,8 @@ TEST_F(FieldsTest, EachFieldOfAPartAndOfWhatTheManifestSaysOfIt_C4_C9_C10) {
 }
 
 const Table& OwnerTable() {
-  // Who owned a directory decides who may commit there. Whatever a claim says, or does not say any more,
-  // loses no checkpoint of the job.
+  // The owner of a directory may commit there. Whatever a claim says, or does not say any more, loses no
+  // checkpoint of the job.
   static const auto* const table = new Table{{"format", {Means::kNothing, "gtrain-shard-index"}},
                                              {"version", {Means::kNothing, 99}},
                                              {"epoch", {Means::kNothing, 2}},
@@ -534,13 +534,13 @@ const Table& IndexTable() {
       {"file.finite", {Means::kNothing, false}},
       {"file.data_begin", {Means::kDamage, 8}},
       {"file.per_rank", {Means::kDamage, Json::array({16})}},
-      // What retention may go by; another attempt that never was keeps more than is needed.
+      // Retention may use this field; an attempt that never existed keeps more than is needed.
       {"verified", {Means::kNothing, "step-000000000007.e0001.t0001.g0001.a01"}},
   };
   return *table;
 }
 
-// An index is read once, by rank 0 that gathers. What is wrong with it ends the save, by name.
+// An index is read once, by rank 0 that gathers. An error in it ends the save, by name.
 TEST_F(FieldsTest, EachFieldOfAnIndexEndsTheSave_C4_C10) {
   ASSERT_NO_FATAL_FAILURE(SaveTwo());
   int64_t step = 10;
@@ -572,7 +572,7 @@ TEST_F(FieldsTest, EachFieldOfAnIndexEndsTheSave_C4_C10) {
     for (size_t i = 0; i < edits; ++i) {
       Edit edit;
       const absl::Status saved = save([&](const std::string& text) {
-        // Of this save's own index: its numbers are others than those of the first.
+        // Changes this save's own index: its numbers differ from those of the first.
         edit = EditsOf(Unsealed(text), field, row->second, false)[i];
         const std::string sealed = Sealed(edit.object);
         if (edit.sealed) return sealed;

@@ -40,7 +40,7 @@ class HostedSession final : public FakeSession, public port::WriterHost {
     bool die = false;  // at the first save, with nobody to replace it
     StoreFactory open_store = &OpenDirectoryStore;
     std::optional<NearPlace> near;
-    // As the keeper does: memory of an earlier generation is free before the next has any.
+    // Like the keeper, it frees memory of an earlier generation before the next one gets any.
     struct Memory {
       uint64_t generation;
       SaveArena arena;

@@ -86,7 +86,7 @@ class ShardStream {
              .per_rank = plan->per_rank};
   }
 
-  // As port::BlobStore::Source.
+  // Serves as a port::BlobStore::Source.
   absl::StatusOr<absl::string_view> At(uint64_t offset) {
     while (offset >= end_ && end_ < file_.bytes) GT_RETURN_IF_ERROR(NextBlock());
     if (offset < end_ - block_.size() || offset >= end_)
@@ -94,7 +94,7 @@ class ShardStream {
     return block_.substr(offset - (end_ - block_.size()));
   }
 
-  // After all was put.
+  // Called after all was put.
   absl::StatusOr<ShardFile> Describe() {
     if (end_ != file_.bytes) return absl::InternalError("a shard was not put whole");
     return file_;

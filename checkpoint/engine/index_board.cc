@@ -16,7 +16,7 @@
 namespace gtrain::ckpt {
 namespace {
 
-// The index of a shard has 43 bytes for each 4 MiB. What nobody writes to takes no memory.
+// The index of a shard has 43 bytes for each 4 MiB. Pages of a slot that nobody writes to take no memory.
 constexpr size_t kSlotBytes = size_t{1} << 20;
 
 size_t BytesFor(int world_size) { return kPage + kSlotBytes * static_cast<size_t>(world_size); }

@@ -1,7 +1,8 @@
-// Memory in which the writers of one machine leave word for each other, so that a save of theirs needs no
-// files and no requests for that: each what it has written, the one of rank 0 what is committed. A shortcut
-// and nothing more: what does not come this way, because somebody died or cannot open it, comes through the
-// storage as between machines (docs/formats/checkpoint.md), and nobody who reads it trusts that it is whole.
+// Memory in which the writers of one machine leave messages for each other, so that a save of theirs needs no
+// files and no requests for that: each writer leaves its index, rank 0's the committed manifest. It is only a
+// shortcut: a message that does not come this way, because a writer died or cannot open the memory, comes
+// through the storage as between machines (docs/formats/checkpoint.md), and no reader trusts that a message
+// is whole.
 //
 //   page 0         Header
 //   then           a Slot of 1 MiB for each rank: the index of a shard of up to 90 GiB
@@ -24,9 +25,10 @@ class IndexBoard {
  public:
   static constexpr int kRanksMax = 1024;
 
-  // `name`: of whose saves, the same for all. FailedPrecondition for a world of more than kRanksMax.
+  // `name` says whose saves the board is for, the same for all. FailedPrecondition for a world of more than
+  // kRanksMax.
   static absl::StatusOr<std::unique_ptr<IndexBoard>> Make(int world_size, absl::string_view name);
-  // What another process of this machine made and still has.
+  // Opens the board that another process of this machine made and still has.
   static absl::StatusOr<std::unique_ptr<IndexBoard>> Join(int64_t address, int world_size,
                                                           absl::string_view name);
   ~IndexBoard();
@@ -67,7 +69,7 @@ class IndexBoard {
   const int world_size_;
 };
 
-// Of the board for the saves of `job` as owner `epoch`.
+// The name of the board for the saves of `job` as owner `epoch`.
 std::string BoardName(absl::string_view job, uint64_t epoch);
 
 }  // namespace gtrain::ckpt

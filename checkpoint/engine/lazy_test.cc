@@ -58,7 +58,7 @@ TEST_F(EngineTest, AfterTheFenceOfALazySaveTheStateMayChange) {
       rank.Update(static_cast<float>(step));
       ASSERT_TRUE(rank.Save(step));
       rank.checkpointer->Fence();
-      // From the end, where the copy would arrive last.
+      // The program overwrites from the end, where the copy would arrive last.
       std::fill(rank.w.rbegin(), rank.w.rend(), -1.0f);
       ASSERT_TRUE(rank.checkpointer->Wait(kLong).ok());
       EXPECT_TRUE(rank.Restores(step, static_cast<float>(step))) << "torn";
@@ -67,8 +67,8 @@ TEST_F(EngineTest, AfterTheFenceOfALazySaveTheStateMayChange) {
   EXPECT_EQ(loud(), "");
 }
 
-// Only Fence says that the state has not changed since Save: what was copied by the time of anything else may
-// hold values of two steps.
+// Only Fence says that the state has not changed since Save: a copy that anything else ends may hold values
+// of two steps.
 TEST_F(EngineTest, WhatEndsALazySaveBeforeItsFenceDropsIt) {
   const std::string folder = TestFolder();
   RunRanks({}, [&](FakeSession* session) {

@@ -181,7 +181,7 @@ void Lease::Renew() {
   if (put.ok()) {
     mark_ = next;
     told_ = false;
-    // What cannot be deleted now is older than the newest and says nothing.
+    // An old lease that cannot be deleted now is harmless, because a newer one is there.
     if (old.renewal > 0 && old != next.name) store_->Delete(LeaseKey(old)).IgnoreError();
   } else {
     NotRenewed(put);

@@ -1,6 +1,6 @@
-// Who is at work in a checkpoint directory. An owner claim (catalog.h) says whose the directory is, for ever;
-// a lease says that this owner lives: a small file that its rank 0 renews and takes away in the end. Opening
-// a directory whose owner lives is refused by name instead of disarming it. A new owner puts its lease first
+// The lease of a checkpoint directory. An owner claim (catalog.h) says whose the directory is, for ever; a
+// lease says that this owner lives: a small file that its rank 0 renews and deletes in the end. Opening a
+// directory whose owner lives is refused by name instead of disarming it. A new owner puts its lease first
 // and then its claim, so nobody finds a claim whose owner only looks dead.
 //
 // Cost: the owner makes three requests every kRenewEvery, whatever its world size; other ranks make none.
@@ -78,9 +78,9 @@ struct LivenessCheck {
   std::function<absl::Status()> alive = [] { return absl::OkStatus(); };
 };
 
-// Who holds the lease of `claim`, for people ("process 4711 on host a since 2026-11-22T21:46:00Z"); nullopt
-// when nobody is at work: there is no lease, its process is gone, or nobody renews it. A process of this
-// machine is found in /proc at once; any other holder is watched for `patience`.
+// Names the holder of the lease of `claim` for people ("process 4711 on host a since 2026-11-22T21:46:00Z");
+// nullopt when nobody is at work: there is no lease, its process is gone, or nobody renews it. A process of
+// this machine is found in /proc at once; any other holder is watched for `patience`.
 absl::StatusOr<std::optional<std::string>> WhoHolds(port::BlobStore* store, const OwnerClaim& claim,
                                                     const LivenessCheck& check);
 

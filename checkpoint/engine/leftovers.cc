@@ -14,7 +14,7 @@ namespace {
 
 using Unfinished = port::BlobStore::Unfinished;
 
-// For how long nothing of an attempt changed: of its folder and of puts into it that are under way.
+// Returns for how long nothing of an attempt changed: of its folder and of puts into it that are under way.
 absl::StatusOr<absl::Duration> AgeOf(port::BlobStore* store, const SaveId& id,
                                      const std::vector<Unfinished>& unfinished) {
   absl::StatusOr<absl::Duration> age = store->Unchanged(AttemptName(id));

@@ -1,5 +1,5 @@
-// What dead writers left in a checkpoint directory, by the rules of plan/garbage.h. `age` is kAbandonedAge
-// except in tests.
+// Finds what dead writers left in a checkpoint directory, by the rules of plan/garbage.h. `age` is
+// kAbandonedAge except in tests.
 #pragma once
 #include <cstdint>
 #include <string>

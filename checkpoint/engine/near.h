@@ -1,5 +1,5 @@
-// What a restore takes from near tiers, and what a save gives them (checkpoint/port/near_tier.h). Neither can
-// make a restore wrong or a save fail.
+// Copies of shards in near tiers (checkpoint/port/near_tier.h): a restore reads them, a save writes them.
+// Neither can make a restore wrong or a save fail.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -30,7 +30,7 @@ struct NearTiers {
   size_t holders = 0;                                  // the first so many of them get copies of our shards
 };
 
-// What cannot be had is left out, with a warning.
+// Opens the tiers of `place`. A tier that cannot be opened is left out, with a warning.
 NearTiers OpenNear(const NearPlace& place, const std::string& job);
 
 // The copies of one checkpoint that are near. Thread-safe.
@@ -43,7 +43,7 @@ class NearShards {
   // Whether somebody says that it holds the whole file; whether this machine does.
   bool Holds(size_t file) const;
   bool HoldsHere(size_t file) const { return HoldsIn(places_[0], file); }
-  // How to read the bytes of a copy from an offset on, best in pieces of `size`.
+  // Reads the bytes of a copy from an offset on, best in pieces of `size`.
   struct ReadFrom {
     uint64_t size;
     absl::FunctionRef<absl::Status(uint64_t, absl::Span<char>)> read;
@@ -51,7 +51,7 @@ class NearShards {
   // Lets `read`, which compares what it gets with its hash, try one copy of `file` after the other until one
   // is right. False: none is; then a warning has said which are bad and why.
   bool Read(size_t file, absl::FunctionRef<absl::Status(const ReadFrom&)> read);
-  // That were read, and verified, of copies on this machine and on others.
+  // Bytes that were read and verified, from copies on this machine and on others.
   uint64_t own_bytes() const { return places_[0].bytes; }
   uint64_t peer_bytes() const;
 
@@ -81,7 +81,7 @@ class NearPushes {
 
   // Never blocks. `copies` of one save; one that still waits for its turn is left out for this one.
   void Push(std::vector<port::NearTier::Copy> copies);
-  // What people should know of the copies since the last call; empty: all are there.
+  // A note for people about copies that are missing since the last call; empty: all are there.
   std::string TakeNote();
 
   static constexpr absl::Duration kEndWithin = absl::Seconds(8);  // a keeper that quits gives writers 15 s
@@ -105,22 +105,22 @@ class NearPushes {
 // Gives this rank's shards to near tiers, beside the save. One owner thread.
 class NearSaves {
  public:
-  // `store` tells, once, what is committed already, and must outlive it.
+  // `store` tells, once, which saves are committed already, and must outlive it.
   NearSaves(NearTiers tiers, port::BlobStore* store);
   ~NearSaves() { Finish(kEndWithin); }
 
   // `header` and `data` make up the shard `file` of `id`; they must stay until End.
   void Begin(const SaveId& id, const std::string& file, absl::string_view header, absl::string_view data);
-  // The index of that shard, and of rank 0 the order, by their names: with them a later generation can
+  // Gives the index of that shard, and on rank 0 the order, by their names: with them a later generation can
   // restore the save before it is committed (engine/uncommitted.h). From any thread, once a save at most.
   void Describe(std::vector<std::pair<std::string, std::string>> texts);
-  // The save is over. Returns when nothing is read from `data` any more: a copy that is not there yet has as
-  // long again as the save took, at least kEndWithin and what its bytes take at kSlowest (in the destructor
-  // kEndWithin), then it is given up. Other machines get theirs afterwards, from the copy here. `committed`:
-  // what the save came to.
+  // Says that the save is over. Returns when nothing is read from `data` any more: a copy that is not there
+  // yet has as long again as the save took, at least kEndWithin and the time of its bytes at kSlowest (in the
+  // destructor kEndWithin), then it is given up. Other machines get theirs afterwards, from the copy here.
+  // `committed`: the save, if it was committed.
   void End(const std::optional<SaveId>& committed);
-  // What people should know of the newest save's copy here and of those on other machines so far; empty: they
-  // are there.
+  // A note for people about the newest save's copies, here and so far on other machines, that are missing;
+  // empty: all are there.
   const std::string& note() const { return note_; }
 
   static constexpr absl::Duration kEndWithin = absl::Seconds(5);

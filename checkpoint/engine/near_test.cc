@@ -44,7 +44,7 @@ class NearTest : public testing::Test {
     return absl::StrJoin(loud_, "\n");
   }
 
-  // As SaveSteps and RestoreAll, with rank r on the machine on(r).
+  // Like SaveSteps and RestoreAll, with rank r on the machine on(r).
   absl::Status Save(const FakeJob& job, std::vector<int64_t> steps,
                     const StoreFactory& factory = &OpenDirectoryStore) {
     std::vector<absl::Status> results(job.world_size);
@@ -79,7 +79,7 @@ class NearTest : public testing::Test {
     });
     return out;
   }
-  // By any rank: ranks of one machine read what both need once.
+  // Counts the bytes that any rank read from the storage: ranks of one machine read common chunks once.
   static uint64_t BytesOfTheStorage(const std::vector<RestoredStep>& steps) {
     uint64_t bytes = 0;
     for (const RestoredStep& step : steps) bytes += step.bytes_read - step.bytes_near;

@@ -1,5 +1,6 @@
-// What this process saves where. Two Checkpointers that were given the same attempts would write each other's
-// files, and what a first one has under way may not be in the storage yet. Thread-safe; never blocks.
+// The places where this process saves. Two Checkpointers with the same attempts would write each other's
+// files, and a save that the first one has under way may not be in the storage yet. Thread-safe; never
+// blocks.
 #pragma once
 #include <cstdint>
 #include <string>

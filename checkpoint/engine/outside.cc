@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
                                                                   const ShardPlan& plan, int64_t board,
                                                                   absl::FunctionRef<bool()> wanted) {
   const std::string text = Print(order);
-  // Of the largest save: with a tail each may have other bytes.
+  // The size of the largest save: with a tail each save may have other bytes.
   const uint64_t more = order.has_tail ? kByteEntriesMax : 0;
   const uint64_t file_bytes = plan.file_bytes() + more;
   const uint64_t bytes = SaveArena::BytesFor(text.size(), file_bytes, order.has_tail);
@@ -129,7 +129,7 @@ bool OutsideRoute::usable() {
 
 namespace {
 
-// What it takes to save, made from the order.
+// The objects that a writer saves with, made from the order.
 struct Work {
   std::unique_ptr<port::BlobStore> store;
   std::unique_ptr<Committer> committer;

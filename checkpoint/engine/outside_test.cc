@@ -65,7 +65,7 @@ class LostRank {
                     if (!base.ok()) return base.status();
                     return std::make_unique<FaultyStore>(
                         *std::move(base), FaultPlan{[dies_at, when](uint64_t call, absl::string_view) {
-                          // After: it happens, and the next one finds nobody. Calls may come from two
+                          // kAfter: the call happens, and the next one finds nobody. Calls may come from two
                           // threads.
                           if (call == dies_at + (when == Fault::kAfter ? 1 : 0)) _exit(kKilled);
                           return Fault::kNone;
@@ -156,7 +156,7 @@ TEST(OutsideWriter, KilledAtEveryCallAnotherOneCommits) {
   }
 }
 
-// Who of two ranks knows the board on which their writers meet.
+// Which of two ranks know the board on which their writers meet.
 struct OnBoard {
   bool ranks[2];
   bool again;  // those that are started anew find it once more
@@ -215,7 +215,7 @@ TEST(OutsideWriter, WhileItWaitsForOthersItNeedsNoMemory_C12) {
       pid_t writer = first.StartWriter();
       ASSERT_TRUE(Until([&] { return first.header()->released != 0; }));
       ASSERT_TRUE(Until([&] { return first.data_is_gone(); }));
-      // And one that starts anew then takes its shard as written, even if it does not find the board again.
+      // A writer that starts anew then takes its shard as written, even if it does not find the board again.
       kill(writer, SIGKILL);
       int status = 0;
       ASSERT_EQ(waitpid(writer, &status, 0), writer);
@@ -261,7 +261,7 @@ TEST(Settle, WhatIsLateGetsAMarkerAndCanNeverBeCommitted) {
   ASSERT_TRUE(Until([&] { return first.header()->released != 0; }));
   SaveId self = first.id();
   const auto alive = [] { return absl::OkStatus(); };
-  // Of its own generation nothing is settled.
+  // Saves of its own generation are not settled.
   ASSERT_TRUE(SettleEarlier(store.get(), self, alive, {absl::ZeroDuration(), absl::ZeroDuration()}).ok());
   ++self.generation;
   const SettlePatience for_shards{absl::ZeroDuration(), kLong};

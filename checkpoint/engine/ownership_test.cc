@@ -1,5 +1,5 @@
-// Whose a checkpoint directory is, and who may take it. Opening to look takes nothing; opening to write is
-// refused while somebody else is at work.
+// The owner of a checkpoint directory, and who may take it. Opening for reading takes nothing; opening for
+// writing is refused while another owner is at work.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -52,7 +52,7 @@ TEST_F(EngineTest, AReadOnlyOpenTakesNothingFromTheTrainer) {
       auto opened = Open(reader, other, {.uri = folder, .read_only = true});
       ASSERT_TRUE(opened.ok()) << opened.status();
       State state;
-      // Only some of what is there: an evaluation needs no optimiser.
+      // Registers only some of the tensors: an evaluation needs no optimiser.
       ASSERT_TRUE(
           (*opened)->AddReplicated("large", MemoryOf(&state.large), {700, 1000}, DType::kFloat32).ok());
       const auto restored = (*opened)->Restore();

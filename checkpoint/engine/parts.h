@@ -1,5 +1,5 @@
-// Reading the parts of a manifest: of many ranks the root names parts, and who reads it loads only those that
-// it needs. Each costs one GET; up to kCallsAtOnce (parallel.h) are out at a time.
+// Reads the parts of a manifest: for many ranks the root names parts, and a reader loads only those that it
+// needs. Each costs one GET; up to kCallsAtOnce (parallel.h) are out at a time.
 #pragma once
 #include <string>
 #include <vector>
@@ -16,11 +16,12 @@ namespace gtrain::ckpt {
 // part that is absent or is not the one that the manifest names, FailedPrecondition one of a newer gtrain;
 // other errors are the storage's and say nothing about the checkpoint.
 absl::Status LoadParts(port::BlobStore* store, const std::vector<int>& ranks, Manifest* manifest);
-// The same manifest with every part.
+// Returns the same manifest with every part.
 absl::StatusOr<Manifest> WithParts(port::BlobStore* store, Manifest manifest);
-// What `rank` of `world_size` needs to restore `registered`: the parts of the files that its plan reads, of
-// those whose lengths it checks (CheckLengths), and of its own. Of n ranks with sharded state that is a few
-// requests a rank, with state replicated over all of them n / 64. `may_be_missing`: of the plan.
+// Loads the parts that `rank` of `world_size` needs to restore `registered`: those of the files that its plan
+// reads, of those whose lengths it checks (CheckLengths), and of its own. Among n ranks with sharded state
+// that is a few requests a rank, with state replicated over all of them n / 64. `may_be_missing` is that of
+// the plan.
 absl::Status LoadPartsToRestore(port::BlobStore* store, const std::vector<Registered>& registered, int rank,
                                 int world_size, const std::vector<std::string>& may_be_missing,
                                 Manifest* manifest);

@@ -1,5 +1,5 @@
-// Saves of more ranks than one part holds: who gathers what, what is read again, and what becomes of them
-// when somebody fails or is killed.
+// Tests saves of more ranks than one part holds: the gathering, the reading, and the result when a rank fails
+// or is killed.
 #include "checkpoint/engine/parts.h"
 
 #include <gmock/gmock.h>
@@ -62,7 +62,7 @@ CommitterConfig ConfigOf(int rank, int world) {
           .may_commit = [](const SaveId&, const std::vector<SaveId>&) { return absl::OkStatus(); }};
 }
 
-// What the shard of `rank` holds: floats and then bytes that say whose they are.
+// The content of the shard of `rank`: floats and then bytes that say whose they are.
 std::string DataOf(const SaveId& id, int rank) {
   std::string out;
   for (int i = 0; i < 3; ++i) {
@@ -141,7 +141,7 @@ TEST(Parts, ARootOfMuchTextNamesAPartOfFewRanks) {
   EXPECT_TRUE(VerifyEverything(&store, *root).ok());
 }
 
-// What a rank loads before it restores: few parts of sharded state, also in another world.
+// A rank loads few parts of sharded state before it restores, also in another world.
 TEST(Parts, ARankLoadsThePartsThatItNeeds) {
   MemoryStore base;
   SaveAll(&base, 320, At(10));
@@ -154,7 +154,7 @@ TEST(Parts, ARankLoadsThePartsThatItNeeds) {
       std::vector<Registered> wanted = StateOf(world);
       wanted[0].tensor.shape = {3 * 320};
       ASSERT_TRUE(LoadPartsToRestore(&store, wanted, rank, world, {}, &manifest).ok());
-      // Those of its own bytes, of its elements and of the lengths that it checks.
+      // These are the part of its own bytes, that of its elements and that of the lengths that it checks.
       EXPECT_LE(store.calls().size() - before, 3u) << rank << " of " << world;
       const auto plan = PlanLoad(manifest, wanted, rank, world);
       ASSERT_TRUE(plan.ok()) << plan.status();
@@ -189,8 +189,8 @@ class FullStore final : public FaultyStore {
   const std::string key_;
 };
 
-// Of a member of another part, of the leader of one, and of rank 0's own: long before the deadline, which
-// would outlast the test.
+// The failing rank is a member of another part, the leader of one, and a member of rank 0's own: the save is
+// given up long before the deadline, which would outlast the test.
 TEST(Parts, OneRanksErrorGivesTheSaveUpWithItsWords_C4) {
   for (const int failing : {70, 64, 3}) {
     MemoryStore base;
@@ -210,7 +210,7 @@ TEST(Parts, OneRanksErrorGivesTheSaveUpWithItsWords_C4) {
   }
 }
 
-// The same where not even that can be put: a member's index, a part.
+// The failing rank cannot put its index or its part either.
 TEST(Parts, ARankThatCanPutNeitherIndexNorPartEndsTheSaveOfAllRanks) {
   struct Case {
     int failing;
@@ -245,7 +245,7 @@ void ExpectAnotherWriterGoesOn(int killed, int world) {
       std::atomic<bool> dead = false;
       std::atomic<uint64_t> calls = 0;
       FaultyStore dying(&base, {.fault = [&](uint64_t, absl::string_view name) {
-        // Of the 65 others that rank 0 looks for, two stand for all.
+        // Rank 0 looks for 65 other ranks, of which two stand for all.
         const bool one_more =
             killed == 0 && absl::StrContains(name, "/rank-000") && !absl::StrContains(name, "/rank-0000");
         if (dead) return Fault::kBefore;
@@ -444,7 +444,7 @@ TEST(Parts, SettleTakesAPartForTheIndicesOfItsRanks) {
     self.generation = 2;
     const absl::Status settled = SettleEarlier(&store, self, [] { return absl::CancelledError("waits"); },
                                                {.shards = absl::ZeroDuration(), .commit = absl::Hours(1)});
-    // Of one that is whole only the commit is waited for; of the other a shard may never come.
+    // For the whole save only the commit is waited for; of the other a shard may never come.
     EXPECT_TRUE(absl::IsCancelled(settled)) << settled;
     EXPECT_EQ(ReadManifest(&store, At(10)).ok(), !whole);
   }
@@ -526,7 +526,7 @@ TEST_F(ManyRanksTest, RestoreInAnyWorld) {
 // of these ranks, and each comes back (C6).
 TEST_F(ManyRanksTest, StateOfRanksThatAreNoMoreIsKeptInParts_C6) {
   FakeJob job{.world_size = 140};
-  // What a rank restored, before it saves `step` with letters of its own.
+  // Returns the state that each rank restored, before it saves `step` with letters of its own.
   const auto run = [&](int world, int64_t step) {
     job.world_size = world;
     std::vector<std::string> out(static_cast<size_t>(world));
@@ -621,7 +621,7 @@ TEST_F(ManyRanksTest, WhatANewerGtrainWroteStopsARestoreAndIsNotDeleted) {
     EXPECT_THAT(std::string(s.message()),
                 HasSubstr("written by a newer gtrain (version 4); this one reads 1 to 3"));
   }
-  // Nor does a job that goes on beside it delete anything, however few are kept.
+  // A job that runs beside it does not delete it either, however few checkpoints are kept.
   job.generation = 3;
   for (const absl::Status& s : Run(job, {40, 50, 60, 70})) ASSERT_TRUE(s.ok()) << s;
   EXPECT_TRUE(store->Size(ManifestKey(newer)).ok());

@@ -96,18 +96,18 @@ struct Model {
   int64_t mine = -1;
 };
 
-// What the ranks of one generation say in their indices, and whether their shards can be read back.
-// Thread-safe.
+// Records the `verified` in the indices of the ranks of one generation, and which rank cannot read its shards
+// back. Thread-safe.
 class ReadBacks {
  public:
-  // From then on `rank` reads no shard.
+  // From now on `rank` cannot read any shard.
   void Blind(int rank) { blind_ = rank; }
   bool IsBlind(int rank) const { return blind_ == rank; }
   void Said(const ShardIndex& index) {
     MutexLock lock(&mu_);
     verified_[index.id][index.rank] = ParseAttemptName(index.verified);
   }
-  // What all ranks had read back when they said so with `id`.
+  // The newest save that all ranks had read back when they wrote their index of `id`.
   std::optional<SaveId> OfAll(const SaveId& id, int world) const {
     MutexLock lock(&mu_);
     const auto said = verified_.find(id);
@@ -159,7 +159,7 @@ class Case {
   }
   std::string story() const { return absl::StrJoin(story_, "\n  "); }
   const std::map<std::string, int>& counts() const { return counts_; }
-  // What must not be; empty: nothing.
+  // The violations that were found; empty: none.
   std::string wrong() const { return absl::StrJoin(wrong_, "\n  "); }
 
  private:
@@ -207,7 +207,7 @@ class Case {
     const std::vector<std::shared_ptr<Life>> lives = Lives(world, &fate);
     // A rank that could not put its index has failed alone: the others wait for it in vain.
     const bool errors = absl::StrContains(fate, "meets");
-    // From the beginning, or from the first save on.
+    // Errors happen from the beginning, or from the first save on.
     const bool from_begin = rng_.Below(2) == 0;
     const int blind = rng_.Below(3) == 0 ? static_cast<int>(rng_.Below(static_cast<uint64_t>(world))) : -1;
     ReadBacks read_backs;
@@ -281,8 +281,8 @@ class Case {
   }
   uint64_t Salt(uint64_t generation) const { return seed_ * 101 + generation; }
 
-  // What has a manifest that is not an abort marker; newest first. A damaged one counts. `readable`, if
-  // given, gets those that are not damaged themselves, whatever their files are.
+  // All attempts with a manifest that is not an abort marker; newest first. A damaged one counts. `readable`,
+  // if given, gets those whose manifests are not damaged, whatever their files are.
   std::vector<SaveId> Committed(std::vector<SaveId>* readable = nullptr) {
     const auto store = *OpenDirectoryStore(storage_.folder());
     std::vector<SaveId> ids;
@@ -358,8 +358,8 @@ class Case {
     if (passed_over > kMaxRollback) Wrong(absl::StrCat(what, ", ", passed_over, " back"));
   }
 
-  // After a generation. `before` and `there`: what was committed when it began, and is now; `known`: what was
-  // readable of that, and what the ranks reported.
+  // Judges retention after a generation. `before` and `there` are the committed saves when it began, and now;
+  // `known` are the readable ones of `before`, and those that the ranks reported.
   void JudgeRetention(const std::vector<SaveId>& before, const std::vector<SaveId>& there,
                       std::vector<SaveId> known, const std::optional<SaveId>& resumed, int keep, int world,
                       const ReadBacks& read_backs) {
@@ -371,8 +371,9 @@ class Case {
     known.erase(std::unique(known.begin(), known.end()), known.end());
     for (size_t i = 0; i < known.size() && i < static_cast<size_t>(keep); ++i)
       must_be_there(known[i], absl::StrCat("one of the newest ", keep));
-    // Newest first; a restore reads every byte. What ranks have read may be gone by the time that all of them
-    // say so, where they read slower than `keep` saves: it counts if the commit before had to keep it.
+    // Newest first; a restore reads every byte. A save that ranks have read back may be gone by the time that
+    // all of them say so, where they read slower than `keep` saves: it counts if the commit before had to
+    // keep it.
     std::optional<SaveId> verified = resumed;
     std::set<SaveId> read_by_all;
     if (resumed) read_by_all.insert(*resumed);
@@ -457,7 +458,7 @@ class Case {
     damaged_.insert(id);
     whole_.emplace(key, Read(key));
   }
-  // What was deleted by then, for something newer, stays so.
+  // Attempts that were deleted meanwhile, for newer ones, stay deleted.
   void Mend() {
     story_.push_back("all damage is mended");
     const auto store = *OpenDirectoryStore(storage_.folder());
@@ -476,7 +477,7 @@ class Case {
   std::string Read(const std::string& key) {
     return ReadFile(absl::StrCat(storage_.folder(), "/", key), 64 << 20).value_or("");
   }
-  // In place of what is there: neither atomic nor synced, which only a store has to be.
+  // Overwrites a file in place: neither atomic nor synced, which only a store has to be.
   void Write(const std::string& key, const std::string& data) {
     const std::string path = absl::StrCat(storage_.folder(), "/", key);
     std::error_code ignored;
@@ -502,7 +503,7 @@ class Case {
 TEST(RandomLives, NeverAWrongBitNeverTooOldNeverAnew_C1_C4_C9_S7) {
   SetLogSink([](LogLevel, absl::string_view) {});
   const auto loud = absl::MakeCleanup([] { SetLogSink(nullptr); });
-  // In memory unless told otherwise: a thousand lives are many fsyncs.
+  // The folder is in memory unless told otherwise: a thousand lives are many fsyncs.
   const char* const place = std::getenv("GTRAIN_RANDOM_FOLDER");
   const std::string own = TestFolder();
   const std::string beside = place != nullptr ? place : access("/dev/shm", W_OK) == 0 ? "/dev/shm" : own;

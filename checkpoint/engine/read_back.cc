@@ -14,7 +14,8 @@
 namespace gtrain::ckpt {
 namespace {
 
-// For one shard. A rank that stopped in the middle of its copy does not keep it from being read for ever.
+// The patience for one shard. A rank that stopped in the middle of its copy does not keep it from being read
+// for ever.
 constexpr absl::Duration kStandAsideMax = absl::Minutes(1), kStandAsideLook = absl::Milliseconds(5);
 
 // This thread is served when nobody else wants the disk (linux/ioprio.h; where its scheduler knows
@@ -78,7 +79,8 @@ void ReadBack::Read(const SaveId& id, const ShardFile& file) {
   verified_ = id;
 }
 
-// Before each chunk. At the lowest priority, too, its bytes would take memory, disk and caches from the copy.
+// Called before each chunk. Even at the lowest priority its bytes would take memory, disk and caches from the
+// copy.
 bool ReadBack::StandAside(absl::Duration* patience) {
   MutexLock lock(&mu_);
   for (; !give_up_ && copying_ && *patience > absl::ZeroDuration(); *patience -= kStandAsideLook) {

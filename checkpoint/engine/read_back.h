@@ -37,7 +37,8 @@ class ReadBack {
   void Await(absl::Duration timeout);
   // The newest save whose shard was found to be as it should be.
   std::optional<SaveId> verified() const;
-  // What people should know: a shard that is not what was written. Empty mostly; each is told once.
+  // A note for people about a shard that differs from what was written. Mostly empty; each note is given
+  // once.
   std::string TakeNote();
 
  private:

@@ -1,4 +1,4 @@
-// What a disk made of a shard after it acknowledged it.
+// Tests shards that a disk changed after it acknowledged them.
 #include "checkpoint/engine/read_back.h"
 
 #include <gmock/gmock.h>

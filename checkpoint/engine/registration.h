@@ -1,5 +1,5 @@
-// What a program registered on one rank: tensors, state of the rank, and bytes of any length. The training
-// thread's; registered memory is the caller's.
+// The state that a program registered on one rank: tensors, state of the rank, and bytes of any length. Used
+// by the training thread; registered memory is the caller's.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -25,7 +25,7 @@ class Registration {
  public:
   Registration(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
 
-  // As in Checkpointer.
+  // These functions add as Checkpointer's do.
   absl::Status AddReplicated(absl::string_view name, const Memory& memory, std::vector<int64_t> shape,
                              DType dtype);
   absl::Status AddSharded(absl::string_view name, const Memory& memory, std::vector<int64_t> shape,
@@ -50,25 +50,27 @@ class Registration {
 
   // Calls what AddBytes was given. ResourceExhausted over kByteEntriesMax. Not collective.
   absl::Status CollectTail();
-  // What the save of now has besides its tensors; as CollectTail found it.
+  // The part of the current save besides its tensors, as CollectTail found it.
   const SaveTail& tail() const { return tail_; }
-  // Where the data of a shard comes from, in its order. `plan`: of this rank's saves, with any tail. Strings
-  // of CollectTail stay where they are until it is called again.
+  // The sources of the data of a shard, in its order. `plan` is that of this rank's saves, with any tail.
+  // Strings of CollectTail stay where they are until it is called again.
   std::vector<Snapshot::Source> Sources(const ShardPlan& plan) const;
 
   // During a restore: keeps what lies in the tensors that match `may_be_missing` (MatchesGlob), a copy of
   // each. A checkpoint that turns out to be damaged is read in part, and the one before may lack what it had.
   void KeepInitial(const std::vector<std::string>& may_be_missing);
-  // Those that `plan` says are missing are as they were.
+  // Puts back the tensors that `plan` says are missing.
   void PutBackInitial(const LoadPlan& plan) const;
   void ForgetInitial() { initial_.clear(); }
 
-  // During a restore: whether this rank can carry what it would have to keep. ResourceExhausted.
+  // During a restore: whether this rank can hold the state that it would have to keep. ResourceExhausted.
   absl::Status CheckKept(const LoadPlan& plan) const;
-  // Memory for what `plan` reads; state of ranks goes to `staged` first, which has a string for each of
-  // plan.blobs, because the older checkpoint that a damaged one falls back to may hold none for this rank.
+  // The memory for a tensor or blob that `plan` reads; state of ranks goes to `staged` first, which has a
+  // string for each of plan.blobs, because the older checkpoint that a damaged one falls back to may hold
+  // none for this rank.
   char* MemoryFor(size_t registered, std::vector<std::string>* staged) const;
-  // Everything is verified: state of ranks goes where it belongs. An error is that of a `load`.
+  // Called when everything is verified: moves state of ranks from `staged` to where it belongs. Returns the
+  // error of a `load`.
   absl::Status Take(const LoadPlan& plan, std::vector<std::string> staged);
 
  private:
@@ -84,7 +86,7 @@ class Registration {
     std::string bytes;
   };
 
-  // Before anything else is asked of them.
+  // Checks every registration first.
   static absl::Status Check(absl::string_view name, const Memory& memory, DType dtype = DType::kUint8);
   absl::Status Add(Registered registered, const Memory& memory, Entry entry);
   // Sums stay far from overflow, so that plans may add sizes. ResourceExhausted.

@@ -1,5 +1,5 @@
-// What a program can register, through whole checkpoints: boxes of any cut, bytes of any length, state of
-// ranks that are no more, tensors that may be missing; and what is refused, by name.
+// Tests everything that a program can register through whole checkpoints: boxes of any cut, bytes of any
+// length, state of ranks that no longer exist, tensors that may be missing; and what is refused, by name.
 #include "checkpoint/engine/registration.h"
 
 #include <gmock/gmock.h>
@@ -179,7 +179,7 @@ TEST(Boxes, ChunksOfDTensorAreOneWord) {
   }
 }
 
-// The same words on every rank, with the tensor and the ranks in them.
+// Every rank gets the same message, with the tensor and the ranks in it.
 TEST(Boxes, ThatDoNotFitAreNamedOnEveryRank) {
   struct Case {
     std::vector<Box> by_rank;
@@ -219,7 +219,7 @@ TEST(Boxes, MoreWaysToCutThanAManifestHoldsAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("500001 ways"), HasSubstr("\"t500000\""), HasSubstr("use AddSharded")));
-  // As many tensors, cut alike, are one list.
+  // The same number of tensors, all cut alike, takes one list.
   for (size_t i = 0; i < registered.size(); ++i) {
     registered[i].tensor.shape = {4};
     own[i].box = {{0, 4}};
@@ -260,7 +260,8 @@ TEST(Registration, WrongSizesAreErrorsWithBothNumbers) {
   EXPECT_TRUE(state.AddSharded("on others", {}, {10}, elsewhere, DType::kFloat32).ok());
 }
 
-// Before: it was taken, and the first save ended the process (10 exbibytes of a tensor: the first Restore).
+// In an earlier version it was taken, and the first save ended the process (10 exbibytes of a tensor: the
+// first Restore).
 TEST(Registration, MoreBytesThanThereCanBeAreErrorsWithTheNumbers) {
   Registration state(0, 1);
   char data[8] = {};
@@ -346,7 +347,7 @@ void LengthsChange(const Run& run) {
       loader.bytes = Loader::At(step, session->rank());
       const auto saved = (*c)->Save(step);
       ASSERT_TRUE(saved.ok() && *saved) << saved.status();
-      // What the program does with it now is of the next step.
+      // Changes from here on belong to the next step.
       loader.bytes = "garbage";
       const absl::Status waited = (*c)->Wait(kLong);
       ASSERT_TRUE(waited.ok()) << waited;
@@ -462,7 +463,7 @@ TEST_F(EngineTest, StateOfRanksThatAreNoMoreFollowsItsRule_C6) {
   };
   run(4, [](Checkpointer*, Cursors*, int) {});
   run(2, [](Checkpointer*, Cursors* mine, int rank) {
-    // Of ranks 0 and 2, or 1 and 3.
+    // The state comes from ranks 0 and 2, or 1 and 3.
     const std::map<char, int> expected = {{static_cast<char>('a' + rank), rank + 1},
                                           {static_cast<char>('c' + rank), rank + 3}};
     EXPECT_EQ(mine->merged, expected);

@@ -29,7 +29,7 @@ int64_t Number(const HashBytes& hash) {
   return static_cast<int64_t>(number);
 }
 
-// Of each tensor's memory here; a large one is hashed in parts.
+// Hashes the memory of each tensor on this rank; a large one is hashed in parts.
 std::vector<HashBytes> HashAll(const std::vector<Registered>& registered, const std::vector<void*>& data) {
   struct Part {
     size_t tensor;

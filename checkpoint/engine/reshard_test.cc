@@ -233,8 +233,8 @@ void PassOn(const Program& program, const std::string& folder, int64_t step) {
   // Every chunk once, by one of the ranks of this machine.
   MutexLock lock(&times.mu);
   for (const auto& [place, count] : times.of) EXPECT_EQ(count, 1) << place;
-  // What docs/formats/checkpoint.md allows, of all ranks in this one process: the buffers of the saves to
-  // come, which together hold everything once, and four chunks and small things each.
+  // The limit of docs/formats/checkpoint.md for all ranks, which are in this one process: the buffers of the
+  // saves to come, which together hold everything once, and four chunks and small things each.
   const auto allowed = static_cast<int64_t>(BytesOfModel() + static_cast<uint64_t>(program.world()) *
                                                                  (4 * kChunkBytes + (1 << 20)));
   std::printf("restore on %d ranks that hold %s: peak %s more, allowed %s\n", program.world(),
@@ -351,7 +351,7 @@ TEST(Reshard, Version1IsStillRead) {
   ASSERT_TRUE(SaveSteps(job, folder, {10}).ok());
   auto store = *OpenDirectoryStore(folder);
   Manifest m = *FindCheckpoint(store.get(), "latest");
-  // The same files described as version 1 did: by slices.
+  // Describes the same files as version 1 did: by slices.
   for (int rank = 0; rank < 2; ++rank) {
     ShardFile& file = m.files[rank];
     auto shares = Shares::Make(m.tensors, 2);

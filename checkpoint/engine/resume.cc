@@ -21,8 +21,8 @@ std::string Show(const Identity& who) {
                       who.job_hash.empty() ? "(none)" : who.job_hash, "\"");
 }
 
-// Whether the newest owner is at work. Of a job of this cluster the head knows that, and said so in the
-// grant; of any other the lease tells.
+// Returns whether the newest owner is at work. For a job of this cluster the head knows that, and said so in
+// the grant; for any other the lease tells.
 absl::StatusOr<std::optional<std::string>> HolderOf(port::BlobStore* store, const OwnerClaim& claim,
                                                     const Settings& settings, const LivenessCheck& check) {
   const bool of_this_cluster =
@@ -110,7 +110,8 @@ absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings&
       return *own;
     }
     GT_RETURN_IF_ERROR(JudgeOwner(store, owners, settings, check, taken_from));
-    // Who resumes from another place says nothing of what is here, and retention would delete it.
+    // A job that resumes from another place has not said what to do with the checkpoints here, and retention
+    // would delete them.
     const bool says_nothing =
         settings.resume == Resume::kIfSameJob ||
         (settings.resume == Resume::kUri && !SamePlace(settings.resume_uri, settings.uri));

@@ -1,4 +1,5 @@
-// From what a job may resume: the owner claim, the identity rule and the order of candidates. Rank 0 only.
+// Decides from what a job may resume: the owner claim, the identity rule and the order of candidates. Rank 0
+// only.
 #pragma once
 #include <optional>
 #include <string>
@@ -47,9 +48,10 @@ struct Candidate {
   bool operator==(const Candidate&) const = default;
 };
 
-// What to try, in order. First what this owner wrote, `settings.newest` among it whether or not it was
-// listed, then what the settings allow of earlier ones. `here` and `elsewhere` are newest first. The caller
-// drops checkpoints of another job once this one has committed something (IsForeign).
+// Returns the checkpoints to try, in order: first those that this owner wrote, `settings.newest` among them
+// whether or not it was listed, then those earlier ones that the settings allow. `here` and `elsewhere` are
+// newest first. The caller drops checkpoints of another job once this one has committed something
+// (IsForeign).
 std::vector<Candidate> Candidates(const Settings& settings, uint64_t own_epoch,
                                   const std::vector<SaveId>& here, const std::vector<SaveId>& elsewhere);
 

@@ -25,7 +25,7 @@ std::vector<std::string> FilesOf(const SaveId& id, int world_size, BesideShards 
   return keys;
 }
 
-// What is committed, aborted or damaged of these.
+// Sorts these attempts into committed, aborted and damaged ones.
 absl::StatusOr<StoredCheckpoints> SortManifests(port::BlobStore* store, const std::vector<SaveId>& ids,
                                                 std::map<SaveId, bool>* finite_of) {
   StoredCheckpoints stored;
@@ -79,7 +79,7 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
   for (const SaveId& id : plan.manifests) manifests.push_back(ManifestKey(id));
   std::vector<SaveId> folders;
   for (const SaveId& id : plan.folders) {
-    // That it has no manifest was said by a list, which may be out of date (fault S7): the key decides.
+    // The list that shows no manifest may be out of date (fault S7): the key decides.
     if (!std::count(plan.manifests.begin(), plan.manifests.end(), id)) {
       const absl::Status manifest = store->Size(ManifestKey(id)).status();
       if (manifest.ok()) continue;
@@ -122,7 +122,7 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtAll(const SaveId& id) {
   GT_RETURN_IF_ERROR(SpareInFlight(store_, kAbandonedAge, &stored).status());
   GT_ASSIGN_OR_RETURN(const auto unfinished, ListAbandonedPuts(store_, kAbandonedAge, stored));
   for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
-  // Whoever commits was the newest owner a moment ago.
+  // The writer that commits was the newest owner a moment ago.
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> leases,
                       ListAbandonedLeases(store_, kAbandonedAge, id.epoch));
   GT_RETURN_IF_ERROR(store_->DeleteAll(leases));

@@ -1,16 +1,15 @@
 // The memory that a rank shares with the writer of its saves, and the bell between them.
 //
-//   0                header: who asked for what, and how it ended
+//   0                header: the requests, and how they ended
 //   kOrderBegin      the order (format/manifest.h), text
 //   header.hashes    of each chunk of the file, as it was copied (engine/snapshot.h), 16 bytes each
-//   header.tail      what the newest save has besides its tensors (SaveTail), text; if that can change
+//   header.tail      the part of the newest save besides its tensors (SaveTail), text; if that can change
 //   header.data      the data of the rank's shard, in the order of the file. It lies in its page as it will
-//   in a block
-//                    of the file, so that it can be written from here without a copy
+//                    in a block of the file, so that it can be written from here without a copy
 //
-// Each word has one writer. The rank fills order and data, then announces them; whether there is work is
-// `requested` against `finished`, so a writer that starts anew, or a rank that never comes back, leaves
-// nothing in doubt. The bell only wakes: whoever hears it looks at the header.
+// Each word has one writer. The rank fills order and data, then announces them; there is work while
+// `requested` is above `finished`, so a writer that starts anew, or a rank that never comes back, leaves
+// nothing in doubt. The bell only wakes: the side that hears it looks at the header.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -35,7 +34,7 @@ enum class WriterState : uint32_t { kStarting, kReady, kRefused };  // refused: 
 
 struct SaveArenaHeader {
   // The keeper reads this word (runtime/keeper/rank_protocol.h): the rank is gone and the data is not needed
-  // any more, because the shard is written. By the writer.
+  // any more, because the shard is written. Written by the writer.
   std::atomic<uint32_t> released;
   std::atomic<uint32_t> starts;       // of writers. By the writer
   std::atomic<WriterState> state;     // by the writer
@@ -46,18 +45,18 @@ struct SaveArenaHeader {
   char request[128];                  // manifest key of the newest one asked for, NUL-terminated. By the rank
   int32_t code;                       // status of the newest one that is over. By the writer
   char message[1024];  // its words; of one that went well, what people should know. NUL-terminated
-  // Of the board on which this machine's writers meet (IndexBoard); 0: there is none. By the rank, before
-  // order_bytes; versions without boards leave it alone.
+  // The address of the board on which this machine's writers meet (IndexBoard); 0: there is none. Written by
+  // the rank, before order_bytes; versions without boards leave it alone.
   std::atomic<int64_t> board;
   std::atomic<uint64_t>
       hashes;  // where they begin; 0: a rank of a version without them. By the rank, with data
-  // Manifest key of what this run was resumed from, NUL-terminated; empty: of nothing there. By the rank,
-  // before the first request; versions without it leave it empty.
+  // Manifest key of the checkpoint that this run was resumed from, NUL-terminated; empty: none in this
+  // directory. Written by the rank, before the first request; versions without it leave it empty.
   char resumed[128];
   std::atomic<uint64_t> tail;        // where it begins; 0: there is none. By the rank, before order_bytes
   std::atomic<uint64_t> tail_bytes;  // by the rank, before `requested`
-  // The rank copies its state into the arena: what can wait stands aside. By the rank; versions without it
-  // leave it alone.
+  // Not zero while the rank copies its state into the arena: other work waits. Written by the rank; versions
+  // without it leave it alone.
   std::atomic<uint32_t> copying;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);
@@ -67,12 +66,12 @@ static_assert(sizeof(SaveArenaHeader) <= kOrderBegin && offsetof(SaveArenaHeader
 
 // Cuts off what does not fit.
 void PutText(absl::string_view text, absl::Span<char> to);
-// Until NUL or the end: the other side may be broken.
+// Reads up to NUL or the end: the other side may be broken.
 std::string TakeText(absl::Span<const char> from);
 
 // An open file of this process, as other processes of this machine and user find it; greater than 0.
 int64_t ShareAddress(int fd);
-// For reading and writing. NotFound and the like when that process or its file is gone.
+// Opens a shared file for reading and writing. NotFound and the like when that process or its file is gone.
 absl::StatusOr<UniqueFd> OpenShared(int64_t address);
 
 // A shared mapping of a whole arena. Not thread-safe but for the header's atomics.
@@ -116,9 +115,9 @@ class Bell {
  public:
   explicit Bell(UniqueFd channel) : channel_(std::move(channel)) {}
   void Ring() const;
-  // Until the other side rings or is gone, at most `timeout`. May return for nothing.
+  // Waits until the other side rings or is gone, at most `timeout`. May return without a reason.
   void Wait(absl::Duration timeout);
-  // As far as Wait and Look have seen.
+  // True once Wait or Look has seen that the other side is gone.
   bool gone() const { return gone_; }
   void Look() { Wait(absl::ZeroDuration()); }
 

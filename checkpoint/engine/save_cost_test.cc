@@ -1,5 +1,5 @@
-// What a save costs an object store: requests, counted by the server. Each takes a store about as long to
-// compute, so one more is what every save of every job pays (bench/README.md).
+// Counts the requests that a save makes to an object store, on the server. Each takes a store about as long
+// to compute, so one request more is what every save of every job pays (bench/README.md).
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -79,8 +79,8 @@ TEST(SaveCost, OfOneMachine) {
 TEST(SaveCost, OfOneRank) { ExpectSavesTake(kWindow * 4 + 3, 1, true); }
 
 TEST(SaveCost, WithoutWritersTheRanksMeetInTheStorage) {
-  // And four indices, each of three others and its shard looked at, and the manifest by three; what is polled
-  // for may be asked for more often.
+  // There are also four indices, each read by three others who check its shard, and the manifest read by
+  // three; polled files may be asked for more often.
   ExpectSavesTake(kWindow * (20 + 12) + 3, 4, false);
 }
 

@@ -26,29 +26,30 @@
 
 namespace gtrain::ckpt {
 
-// Who writes the snapshot.
+// The way in which a snapshot is written: by this process, or by a writer outside it.
 class SaveRoute {
  public:
   virtual ~SaveRoute() = default;
-  // Where the data of the shard plan goes, one piece after the other. The same all the time.
+  // The buffer for the data of the shard plan, one piece after the other. It never moves.
   virtual char* buffer() = 0;
-  // What the next save has besides its tensors, when the registration HasTail. On the training thread, before
-  // the copy.
+  // Sets the part of the next save besides its tensors, when the registration HasTail. Called on the training
+  // thread, before the copy.
   virtual absl::Status SetTail(const SaveTail& tail) = 0;
-  // On the training thread, never blocks. Whether it copies into the buffer, and waits or will wait for that:
-  // what can wait stands aside.
+  // Says whether the training thread copies into the buffer, and waits or will wait for that: other work
+  // stands aside. Called on the training thread, never blocks.
   virtual void SetCopying(bool copying) = 0;
-  // On the training thread, never blocks. From here on the snapshot is the route's. `hashes`:
-  // Snapshot::hashes.
+  // Hands the snapshot to the route. `hashes` are Snapshot::hashes. Called on the training thread, never
+  // blocks.
   virtual void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) = 0;
-  // What this run was resumed from; nothing newer is deleted before it is known to be worthless. Before
-  // Begin.
+  // Says from which checkpoint this run was resumed; nothing newer is deleted before it is known to be
+  // worthless. Called before Begin.
   virtual void Resumed(const SaveId& id) = 0;
-  // On the Saver's thread: blocks until the save is over; its status, or nullopt when `stop` was set and
-  // somebody else goes on with it. `committed` is called as soon as it is.
+  // Called on the Saver's thread. Blocks until the save is over and returns its status, or nullopt when
+  // `stop` was set and another process goes on with the save. `committed` is called as soon as it is
+  // committed.
   virtual std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                              absl::FunctionRef<void()> committed) = 0;
-  // False: it can save nothing more. Only while no save runs.
+  // False: the route can save nothing more. Called only while no save runs.
   virtual bool usable() = 0;
 };
 
@@ -114,29 +115,30 @@ class Saver {
   Saver& operator=(const Saver&) = delete;
 
   bool busy() const;
-  // Only while not busy.
+  // Both are called only while not busy.
   bool usable() { return route_->usable(); }
   void Replace(std::unique_ptr<SaveRoute> route);
-  // Likewise: what the next save has besides its tensors, the header of the shard that comes of it, and all
-  // that it is copied from. ResourceExhausted: the shard or its description would be too large.
+  // Sets, only while not busy, the part of the next save besides its tensors, the header of its shard, and
+  // all sources that it is copied from. ResourceExhausted: the shard or its description would be too large.
   absl::Status SetTail(const SaveTail& tail, absl::string_view header,
                        const std::vector<Snapshot::Source>& sources);
   void Resumed(const SaveId& id);  // SaveRoute::Resumed, of routes to come too
   // Begins to copy the state, to be written as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);
-  // Returns when the state is copied, and helps. From here on the snapshot is the route's and will be
-  // written.
+  // Returns when the state is copied, and helps to copy it. From here on the snapshot is the route's and will
+  // be written.
   void Fence();
-  // Between Start and Fence.
+  // True between Start and Fence.
   bool copying() const;
-  // Instead of Fence: the copy may be torn. Returns when nothing is read from the state any more.
+  // Gives up the save instead of Fence: the copy may be torn. Returns when nothing is read from the state any
+  // more.
   void Drop();
-  // From now on the pages of the buffer are made in the background, so that the first save need not. The time
-  // is the kernel's, for zeroing and mapping them: as much as for several copies.
+  // From now on the pages of the buffer are made in the background, so that the first save need not make
+  // them. The time is the kernel's, for zeroing and mapping them: as much as for several copies.
   void Warm();
-  // Until not busy: the last save's status. DeadlineExceeded after `timeout`.
+  // Waits until not busy and returns the last save's status. DeadlineExceeded after `timeout`.
   absl::Status Wait(absl::Duration timeout);
-  // Of the last save that ended.
+  // The results of the last save that ended.
   absl::Status last_status() const;
   std::optional<int64_t> last_committed() const;
   absl::Duration last_duration() const;

@@ -96,7 +96,7 @@ absl::Status ReadOnError(const std::string& text, Settings* out) {
   return absl::OkStatus();
 }
 
-// What the head and the agent say of this job and of others.
+// Reads what the head and the agent say about this job and others.
 absl::Status ReadFromHead(const Environment& environment, Settings* out) {
   const auto get = [&](const char* name) { return environment(name).value_or(""); };
   const std::string rollback = get("GTRAIN_CHECKPOINT_MAX_ROLLBACK");
@@ -206,7 +206,7 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
   GT_ASSIGN_OR_RETURN(out.near, ReadNear(environment));
   const std::string resume = get("GTRAIN_RESUME");
   if (!resume.empty()) GT_RETURN_IF_ERROR(ReadResume(resume, &out));
-  // Who only looks takes what is there, whoever wrote it.
+  // A program that only reads takes any checkpoint, whichever job wrote it.
   if (out.read_only && (out.resume == Resume::kIfSameJob || out.resume == Resume::kFresh))
     out.resume = Resume::kLatest;
   out.job_began = BirthOf(get("GTRAIN_RUN_DIR"));

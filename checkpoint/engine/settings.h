@@ -1,4 +1,4 @@
-// What the program asked for and what the environment says, merged once.
+// The options of the program and of the environment, merged once.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -72,7 +72,8 @@ struct Settings {
   bool read_only = false;
   bool takeover = false;
   int max_rollback = 1;
-  // Of the snapshots of all ranks of this job on one machine; unset: what the machine has available.
+  // The most memory for the snapshots of all ranks of this job on one machine; unset: what the machine has
+  // available.
   std::optional<uint64_t> memory_max;
   VerifyReplicas verify_replicas;
   // The newest checkpoint of this job that the head knows: a restore that does not find it stops (fault S7).
@@ -84,7 +85,7 @@ struct Settings {
 // $GTRAIN_CHECKPOINT_* win over `options`: the job file speaks last. InvalidArgument names the variable.
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment);
 
-// For programs of another working directory.
+// Makes a location absolute, for programs of another working directory.
 std::string AbsoluteLocation(const std::string& location);
 
 // $GTRAIN_CHECKPOINT_NEAR and _PEERS, for a writer outside the rank too.

@@ -1,6 +1,6 @@
-// Whoever creates the manifest's key first wins: a commit that was faster is resumed from, one that comes
-// later finds the marker. Without this a save that is still being written could come into being behind the
-// back of a job that went on from the one before.
+// The first to create the manifest's key wins: a commit that was faster is resumed from, one that comes later
+// finds the marker. Without this a save that is still being written could be committed unnoticed by a job
+// that went on from the one before.
 #include "checkpoint/engine/settle.h"
 
 #include <set>

@@ -1,5 +1,5 @@
-// What earlier generations of this job had begun to save when the new one asks from where to go on. Rank 0
-// only.
+// Settles the saves that earlier generations of this job had begun when the new one decides from where to go
+// on. Rank 0 only.
 #pragma once
 #include <vector>
 
@@ -19,7 +19,7 @@ absl::StatusOr<std::vector<SaveId>> ListOpen(port::BlobStore* store, const SaveI
 
 struct SettlePatience {
   // For shards that are not there yet. Writers on this generation's machines have written theirs
-  // (Checkpointer:: Restore); those that lack are of machines that went away, most likely for good.
+  // (Checkpointer::Restore); missing ones are of machines that went away, most likely for good.
   absl::Duration shards = absl::Seconds(10);
   // Where only the commit is missing: little work, but a storage may be slow.
   absl::Duration commit = absl::Minutes(1);

@@ -1,5 +1,5 @@
-// What is hashed is memory of ours, the very bytes that are used then, even when the file changes while it is
-// read. A piece of a chunk that goes into registered memory as it is, is read to its place at once, others
+// Only our own memory is hashed, the very bytes that are used then, even when the file changes while it is
+// read. A piece of a chunk that goes into registered memory unchanged is read to its place at once, others
 // pass through a buffer. Pieces are hashed while they are in the cache.
 #include "checkpoint/engine/shard_io.h"
 
@@ -67,7 +67,7 @@ absl::Status Damaged(const std::string& name, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(name, ": ", what));
 }
 
-// What a store's answer about a file of a committed checkpoint means. A file that is absent or too short is
+// Interprets a store's answer about a file of a committed checkpoint. A file that is absent or too short is
 // damage; an error says nothing about the file and stays what it is.
 absl::Status Judge(const std::string& key, const absl::Status& status) {
   if (absl::IsNotFound(status) || absl::IsOutOfRange(status)) return Damaged(key, status.message());
@@ -152,7 +152,8 @@ std::optional<uint64_t> WholeRun(const Copy& copy, uint64_t begin, uint64_t end)
   return place;
 }
 
-// What the piece that begins at `begin` of its file holds of `copy`; how many bytes that were.
+// Copies the part of `copy` that is in the piece which begins at `begin` of its file. Returns how many bytes
+// that were.
 uint64_t CopyOut(absl::string_view piece, uint64_t begin, const Copy& copy, char* memory) {
   const uint64_t first = std::max(copy.file_begin, begin);
   const uint64_t last = std::min(copy.file_begin + copy.bytes, begin + piece.size());

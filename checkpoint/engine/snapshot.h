@@ -1,5 +1,5 @@
-// The copy of registered memory into the buffer of a save, done by whoever helps, and the hashes of what was
-// copied.
+// The copy of registered memory into the buffer of a save, made by all threads that help, and the hashes of
+// the copy.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,9 +31,9 @@ class Snapshot {
   // Copies together with the other threads that are in here; returns when all is copied.
   void Finish();
   uint64_t bytes() const { return bytes_; }
-  // Of each chunk of the file, header included, as it was read from the sources by the copy that Finish
-  // ended. The writer hashes the copy again: a difference means that somebody wrote to it, or to the source
-  // meanwhile.
+  // The hash of each chunk of the file, header included, as it was read from the sources by the copy that
+  // Finish ended. The writer hashes the copy again: a difference means that something wrote to it, or to the
+  // source meanwhile.
   const std::vector<HashBytes>& hashes() const { return hashes_; }
 
  private:

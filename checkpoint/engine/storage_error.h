@@ -1,5 +1,5 @@
-// Errors of the storage itself, told apart from what it holds. A call that fails with an I/O error, a 503 or
-// a 403 says nothing about a checkpoint: whoever takes it for damage gives up a good one.
+// Errors of the storage itself, told apart from damage of the files in it. A call that fails with an I/O
+// error, a 503 or a 403 says nothing about a checkpoint: code that takes it for damage gives up a good one.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace gtrain::ckpt {
 
-// The same error, marked. OK stays OK.
+// Returns the same error, marked as one of the storage. OK stays OK.
 absl::Status StorageError(const absl::Status& status);
 // Whether `status` was marked, here or on another rank (Agreement::AllOk carries the mark).
 bool IsStorageError(const absl::Status& status);

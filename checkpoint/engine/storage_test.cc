@@ -201,7 +201,8 @@ TEST_F(EngineTest, AnIndexWhoseAnswerIsLostIsNoReasonToGiveUp_C1) {
   ExpectRestored(Next(job), folder, 20);
 }
 
-// What was passed over may be good (memory of this machine that flips bits, a bad cable): it stays.
+// A checkpoint that was passed over may be good (memory of this machine that flips bits, a bad cable): it
+// stays.
 TEST_F(EngineTest, RetentionKeepsWhatWasPassedOver) {
   const std::string folder = TestFolder();
   FakeJob job;
@@ -306,7 +307,7 @@ TEST_F(EngineTest, AManifestThatCannotBeLookedAtIsNotAbsent_S7) {
   ExpectRestored(Next(job), folder, 30);
 }
 
-// The same while the job runs: the commit that would delete waits for a storage that says what is there.
+// While the job runs, a commit that would delete waits until the storage can read the manifests.
 TEST_F(EngineTest, ACommitDeletesNothingWhileAManifestCannotBeLookedAt_S7) {
   const std::string folder = TestFolder();
   FakeJob job;
@@ -393,8 +394,8 @@ TEST_F(EngineTest, SomethingNewerStandsForTheNewestThatTheHeadKnows) {
   ExpectRestored(Knowing(Next(job), folder, known), folder, 12);
 }
 
-// The same while what took its place is damaged: that is one damaged checkpoint, however often it is listed,
-// and what the head knows is not waited for.
+// A damaged successor of the newest checkpoint that the head knows is one damaged checkpoint, however often
+// it is listed, and the one that the head knows is not waited for.
 TEST_F(EngineTest, ADamagedSuccessorOfTheNewestThatTheHeadKnowsCountsOnce_C9) {
   const std::string folder = TestFolder();
   FakeJob job;

@@ -48,7 +48,7 @@ class Files {
     }
   }
 
-  // As their names say; 0 when there are none.
+  // The world size according to the names of the files; 0 when there are none.
   int world_size() const {
     for (const auto& [name, places] : places_) {
       if (const auto rank = ParseRankName(name)) return rank->second;

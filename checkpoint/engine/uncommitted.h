@@ -11,7 +11,7 @@
 
 namespace gtrain::ckpt {
 
-// What the manifest of that save will say once it is committed, made of what its writers left beside the
+// Builds the manifest that this save will have once it is committed, from what its writers left beside the
 // copies; `self` is of this generation, `owner` of this job. nullopt: there is none that may be resumed from,
 // which is so when
 //
@@ -20,7 +20,7 @@ namespace gtrain::ckpt {
 // - anything newer of this owner is committed, given up, or open in the storage (ListOpen);
 // - its timeline is not below `self`'s. A save that shows nowhere yet may still be committed when this
 //   generation has gone on; of an earlier timeline it can never stand before what this one commits;
-// - a shard or its description lacks.
+// - a shard or its description is missing.
 //
 // Rank 0 only. Asks each tier which attempts it has, then each for its files of one of them, then reads a
 // small file for each rank of that save: with 1,000 machines of 8 ranks 10,000 requests, 16 at a time; and

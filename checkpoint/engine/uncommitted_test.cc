@@ -49,7 +49,7 @@ class UncommittedTest : public EngineTest {
   }
   ~UncommittedTest() override { gate_.Set(); }
 
-  // Of generation 1, which is over then.
+  // Runs generation 1, which is over then.
   void SaveFiveAndBeginSix() {
     RunHosted(job_, &writers_, [&](HostedSession* session) {
       auto rank = OpenRank(job_, session, store_);
@@ -127,7 +127,7 @@ TEST_F(UncommittedTest, TheNextGenerationDoesNotWaitForTheUpload) {
   EXPECT_GT((*ListManifests(store.get()))[0].step, 7);
 }
 
-// What was restored before it was committed is committed all the same, and what follows finds it there.
+// A save that was restored before it was committed is committed all the same, and later generations find it.
 TEST_F(UncommittedTest, TheUploadGoesOnAndIsCommitted) {
   SaveFiveAndBeginSix();
   for (int generation = 2; generation <= 4; ++generation) {

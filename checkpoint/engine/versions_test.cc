@@ -53,7 +53,7 @@ std::string RngOf(int64_t step, int rank) {
   return out;
 }
 
-// What one rank holds.
+// The state of one rank.
 class RankState {
  public:
   RankState(int rank, int world, bool with_sharded)

@@ -14,7 +14,7 @@ namespace gtrain::ckpt {
 // Element i of little-endian `bytes`, which hold more than i. 64-bit integers are rounded to a double.
 std::complex<double> ElementAt(absl::string_view bytes, DType dtype, size_t i);
 
-// By how much element i of `a` and that of `b` differ, exactly: two integers of 64 bits may be one number as
+// Returns the exact difference of element i of `a` and `b`: two integers of 64 bits may be one number as
 // doubles. Nullopt: `dtype` is no integer.
 std::optional<uint64_t> IntegersDiffer(absl::string_view a, absl::string_view b, DType dtype, size_t i);
 

@@ -252,7 +252,7 @@ ShardFile File(int rank, int world, uint64_t bytes) {
   return file;
 }
 
-// As the first version wrote it.
+// A manifest as the first version wrote it.
 Manifest OldSample() {
   Manifest m{.version = 1,
              .id = kId,
@@ -334,8 +334,8 @@ void ExpectRefused(const Manifest& good, const Faults& faults) {
   }
 }
 
-// What version 3 added. Two tensors of 10 rows in boxes of 7 and 3, the second held by ranks 0 and 2; one of
-// another type that is cut as chunks; and state of rank 5 of an earlier world.
+// A manifest with the additions of version 3. Two tensors of 10 rows in boxes of 7 and 3, the second held by
+// ranks 0 and 2; one of another type that is cut as chunks; and state of rank 5 of an earlier world.
 Manifest Boxed() {
   Manifest m{
       .id = kId, .owner = {.cluster = "c0ffee", .job = "fashion-3", .job_hash = "abc"}, .world_size = 3};

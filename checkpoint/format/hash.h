@@ -20,7 +20,7 @@ class Xxh3 {
  public:
   Xxh3();
   void Add(absl::string_view data);
-  // Of all that was added so far.
+  // The hash of all data added so far.
   std::string Hex() const;
   HashBytes Bytes() const;
 

@@ -1,4 +1,4 @@
-// What an owner of a checkpoint directory leaves there while it is at work. Bytes:
+// The lease file of an owner of a checkpoint directory, which is there while the owner is at work. Bytes:
 // docs/formats/checkpoint.md.
 #pragma once
 #include <cstdint>

@@ -50,7 +50,7 @@ struct KeptBlob {
   auto operator<=>(const KeptBlob&) const = default;
 };
 
-// What a rank saves besides its share of the tensors.
+// The part of a rank's save besides its share of the tensors.
 struct SaveTail {
   std::vector<uint64_t> per_rank;  // bytes of each kPerRank tensor, in their order
   std::vector<KeptBlob> kept;      // ascending
@@ -78,8 +78,8 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
-// What the root says of one part: enough to refuse any other text under its key, and to answer what is asked
-// of whole checkpoints without reading parts.
+// The root's description of one part: enough to refuse any other text under its key, and to answer questions
+// about whole checkpoints without reading parts.
 struct PartRef {
   uint64_t bytes = 0;       // of its text
   std::string xxh3;         // of its text
@@ -90,8 +90,8 @@ struct PartRef {
   bool operator==(const PartRef&) const = default;
 };
 
-// Up to kPartRanks ranks the files stand in the root, as long as that is below kFilesInRootBytesMax; else
-// they stand in parts, which were put before it.
+// With up to kPartRanks ranks the files stand in the root, as long as that is below kFilesInRootBytesMax;
+// else they stand in parts, which were put before it.
 struct Manifest {
   int version = kManifestVersion;
   SaveId id;
@@ -103,14 +103,14 @@ struct Manifest {
   bool finite() const;
   uint64_t file_bytes() const;   // of all files
   uint64_t chunk_count() const;  // of all files
-  // Of the files of ranks before `rank`, whose own file is here.
+  // The number of chunks in the files of ranks before `rank`, whose own file is here.
   uint64_t ChunksBefore(int rank) const;
   // Whether the file of `rank` is described here; AddParts adds what is missing.
   bool Has(int rank) const { return !files[static_cast<size_t>(rank)].name.empty(); }
   bool operator==(const Manifest&) const = default;
 };
 
-// What may stand under a manifest's key instead: "this attempt will never be committed".
+// Stands under a manifest's key instead of the manifest: "this attempt will never be committed".
 struct AbortMarker {
   SaveId id;
   std::string reason;
@@ -128,7 +128,8 @@ struct ManifestPart {
   bool operator==(const ManifestPart&) const = default;
 };
 
-// What a rank leaves beside its shard for the first rank of its part: the shard, or why there is none.
+// The file that a rank leaves beside its shard for the first rank of its part: it describes the shard, or why
+// there is none.
 struct ShardIndex {
   SaveId id;
   int rank = 0;
@@ -146,7 +147,8 @@ struct OwnerClaim {
   bool operator==(const OwnerClaim&) const = default;
 };
 
-// What a rank tells the writer outside its process, once: how to save what lies in their shared memory.
+// The order of a rank to the writer outside its process, given once: how to save what lies in their shared
+// memory.
 struct SaveOrder {
   std::string location;  // of the store; an absolute path, or a URI
   Identity owner;
@@ -163,25 +165,25 @@ struct SaveOrder {
 };
 
 // Whether a manifest is whole and consistent: a file for each rank with the derived name, chunks that match
-// the lengths, every byte of every tensor in exactly one file. DataLoss with the first fault. Of a manifest
-// with parts: as far as the files are there.
+// the lengths, every byte of every tensor in exactly one file. DataLoss with the first fault. A manifest with
+// parts is checked as far as the files are there.
 absl::Status Validate(const Manifest& manifest);
-// What can be said of one file of `world_size` alone; part of Validate.
+// The checks of Validate that need one file of `world_size` alone.
 absl::Status ValidateFile(const ShardFile& file, int rank, int world_size, int version = kManifestVersion);
-// The same of the files of ranks `first_rank` and on, and that each has the length that follows from the
-// tensors (since version 2).
+// Checks the files of ranks `first_rank` and on in the same way, and that each has the length that follows
+// from the tensors (since version 2).
 absl::Status ValidateFiles(const std::vector<GlobalTensor>& tensors, int world_size, int first_rank,
                            const std::vector<ShardFile>& files);
 
-// What the root says of `part`, whose text is `text`.
+// Builds the root's description of `part`, whose text is `text`.
 PartRef RefOf(const ManifestPart& part, absl::string_view text);
 // A text found under the key of a part of `manifest`.
 struct PartText {
   int part = 0;
   std::string text;
 };
-// Adds the files of these parts. DataLoss names a part that is not the one that the root names: `manifest`
-// has some of the others then, each as it should be.
+// Adds the files of these parts. DataLoss names a part that is not the one that the root names; `manifest`
+// may have some of the other parts then, each of them correct.
 absl::Status AddParts(const std::vector<PartText>& parts, Manifest* manifest);
 
 // GT_CHECKs that the value is valid: writers prove it first.

@@ -38,7 +38,7 @@ struct TensorEntry {
   bool operator==(const TensorEntry&) const = default;
 };
 
-// In the order of their data; of those without any, by name.
+// Orders tensors by their data; those without any by name.
 bool LiesBefore(const TensorEntry& a, const TensorEntry& b);
 
 struct ShardHeader {
@@ -53,10 +53,10 @@ struct ShardHeader {
 // gives equal bytes.
 std::string PrintShardHeader(const std::vector<TensorEntry>& tensors, size_t alignment = kHeaderAlignment);
 
-// From the first bytes of a file of `file_bytes`. DataLoss for anything that is not exactly a valid shard:
-// names twice, unknown types, shapes that do not match their bytes, holes, overlaps, bytes left over.
-// ResourceExhausted: `prefix` ends inside the header; read HeaderBytes() of it and call again. Costs n log n
-// of n tensors.
+// Parses the header from the first bytes of a file of `file_bytes`. DataLoss for anything that is not exactly
+// a valid shard: names twice, unknown types, shapes that do not match their bytes, holes, overlaps, bytes
+// left over. ResourceExhausted: `prefix` ends inside the header; read HeaderBytes() of it and call again.
+// Costs n log n for n tensors.
 absl::StatusOr<ShardHeader> ParseShardHeader(absl::string_view prefix, uint64_t file_bytes);
 
 // 8 + length of the header, from the first 8 bytes; DataLoss over the limit or past the end of the file.

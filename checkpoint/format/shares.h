@@ -1,5 +1,5 @@
-// Who writes which bytes: part of the format since version 2, where a manifest says how tensors lie on ranks
-// and not which bytes each file holds. Writers and readers both compute that here
+// Which rank writes which bytes. It is part of the format since version 2, where a manifest says how tensors
+// lie on ranks and not which bytes each file holds. Writers and readers both compute that here
 // (docs/formats/checkpoint.md).
 #pragma once
 #include <cstdint>
@@ -42,12 +42,12 @@ class Shares {
   // Tensors in the order of their bytes in every file: wide elements first.
   const std::vector<size_t>& order() const { return order_; }
   const sharding::Partition& partition(size_t tensor) const { return partitions_[tensor]; }
-  // Of the box that `rank` holds; 0 where it holds none.
+  // Bytes of the box that `rank` holds; 0 where it holds none.
   uint64_t BytesOn(size_t tensor, int rank) const;
 
-  // Of all pieces of `rank`.
+  // Bytes of all pieces of `rank`.
   uint64_t DataBytes(int rank);
-  // In the order of the file, one after the other. At most one a tensor.
+  // The pieces of `rank` in the order of the file, one after the other. At most one a tensor.
   std::vector<Piece> PiecesOf(int rank);
   // The pieces that hold bytes [begin, end) of a cell's box, in the order of those bytes.
   void FindPieces(size_t tensor, int64_t cell, uint64_t begin, uint64_t end,

@@ -174,7 +174,7 @@ TEST(Shares, TheRuleDoesNotChange) {
   EXPECT_EQ(Xxh3Hex(text), "a8ac3c44c111afe72b614f5b412ccd24") << text;
 }
 
-// What version 3 added: chunks, and boxes with different numbers of replicas.
+// Tests the additions of version 3: chunks, and boxes with different numbers of replicas.
 TEST(Shares, TheRuleOfVersion3DoesNotChange) {
   const Sharding chunks{.mesh = kMesh,
                         .splits = {{0, "tp", SplitRule::kChunk}, {1, "dp", SplitRule::kChunk}}};

@@ -10,8 +10,8 @@
 
 namespace gtrain::ckpt {
 
-// What is read: nobody asks in which order fields were, and an ordered object looks through all its names to
-// add one, so that foreign text of n names would cost n * n.
+// The type of parsed JSON is not ordered: no reader needs the order of fields, and an ordered object looks
+// through all its names to add one, so that foreign text of n names would cost n * n.
 using ParsedJson = nlohmann::json;
 
 inline constexpr int kJsonDepthMax = 8;

@@ -79,7 +79,7 @@ bool IsJobFolder(absl::string_view job) {
   return port::IsBlobKey(job) && job.find('/') == absl::string_view::npos;
 }
 
-// What nobody could have put here is left alone, and not counted.
+// Files that no gtrain could have put here are left alone, and not counted.
 absl::Status AddWhole(const std::string& root, const std::string& job, Held* held) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> attempts, Names(absl::StrCat(root, "/", job)));
   for (const std::string& attempt : attempts) {
@@ -160,7 +160,7 @@ absl::StatusOr<UniqueFd> Lock(const std::string& root) {
   return fd;
 }
 
-// Also the folders that are empty then.
+// Removes a file, and its folders if they are empty then.
 void Remove(const std::string& path) {
   unlink(path.c_str());
   const std::string attempt = path.substr(0, path.rfind('/'));

@@ -45,7 +45,7 @@ class NearFolder {
   // The folder is made if it is missing. FailedPrecondition: it is not this user's alone.
   static absl::StatusOr<std::unique_ptr<NearFolder>> Open(const std::string& root, uint64_t bytes_max);
 
-  // As in NearTier. InvalidArgument: a name that cannot be one.
+  // These work as in NearTier. InvalidArgument: the name is impossible.
   absl::StatusOr<std::vector<std::string>> Attempts(absl::string_view job);
   absl::StatusOr<std::vector<port::NearTier::Shard>> List(absl::string_view job, absl::string_view attempt);
   absl::Status Read(absl::string_view job, absl::string_view attempt, absl::string_view file, uint64_t offset,

@@ -133,7 +133,7 @@ TEST_F(NearFolderTest, WhatIsBeingWrittenCountsAndStays) {
   EXPECT_TRUE(absl::IsInvalidArgument(folder->Attempts("..").status()));
 }
 
-// Also while one of them becomes whole: it is in one place or the other for whoever counts.
+// The sum stays below the cap also while a file becomes whole: a reader finds it in one place or the other.
 TEST_F(NearFolderTest, ManyAtOnceStayBelowTheCap) {
   constexpr int kTimes = 1000, kWriters = 8, kFit = 3;
   for (int time = 0; time < kTimes && !HasFailure(); ++time) {

@@ -1,4 +1,4 @@
-// What is said between a rank (or its writer) and the near server of another machine. One request, one reply,
+// The messages between a rank (or its writer) and the near server of another machine. One request, one reply,
 // in this order on each connection; integers little-endian. Readers take nothing a writer here would not
 // produce.
 //

@@ -146,7 +146,7 @@ TEST_F(PeerTest, AFullOneRefusesAndHalfACopyIsNeverListed) {
   EXPECT_TRUE(Put(tier.get(), "whole").ok());
 }
 
-// Who has the key of a job may still send anything.
+// A peer with the key of a job may still send anything.
 TEST_F(PeerTest, MessagesThatAreNoRequestsAreAnsweredAndHarmless_B5) {
   auto client = net::ZmqClient::Connect({.endpoint = absl::StrCat("127.0.0.1:", server_->port()),
                                          .server_public_key = keys_.public_key,

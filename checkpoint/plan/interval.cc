@@ -8,8 +8,8 @@
 namespace gtrain::ckpt {
 namespace {
 
-// As if one interruption had been seen in this time before the job began: what a thousand GPUs see (Kokolis
-// et al., HPCA 2025). A guess only until the job has run for as long.
+// The formula counts one interruption in this time before the job began: the rate of a thousand GPUs (Kokolis
+// et al., HPCA 2025). It is a guess only until the job has run for as long.
 constexpr absl::Duration kPrior = absl::Hours(8);
 // Writing beside training takes memory bandwidth and some of the processors: this share of its time is
 // counted as lost (bench_checkpoint measures 0.02 to 0.1 with both cores computing).

@@ -216,7 +216,7 @@ std::optional<LoadPlanner::Place> LoadPlanner::FindBlob(size_t stored, int rank)
   return place;
 }
 
-// Of each registered blob: what earlier worlds left in the files of this one.
+// Finds, for each registered blob, the state of earlier worlds in the files of this checkpoint.
 void LoadPlanner::FindKept() {
   std::vector<size_t> blobs;
   for (size_t t = 0; t < manifest_->tensors.size(); ++t) {
@@ -279,7 +279,7 @@ absl::Status LoadPlanner::AddBlobs(size_t registered, int rank, Building* buildi
     AddBlob(registered, rank, *own, building);
   }
   if (r.rule == PerRankRule::kDrop) return absl::OkStatus();
-  // Those of ranks rank + world, rank + 2 * world, ...
+  // The orphans are the ranks rank + world, rank + 2 * world, ...
   for (int orphan = rank + world_size_; orphan < manifest_->world_size; orphan += world_size_) {
     if (const std::optional<Place> place = FindBlob(stored, orphan))
       AddBlob(registered, orphan, *place, building);
@@ -291,7 +291,7 @@ absl::Status LoadPlanner::AddBlobs(size_t registered, int rank, Building* buildi
 }
 
 void LoadPlanner::AddTensors(int rank, size_t first, size_t last, Building* building) {
-  // Of thousands of tensors a rank holds those of its stage: the others are not even looked at.
+  // A rank holds only the tensors of its stage, of thousands: the others are not even looked at.
   std::vector<bool> holds;
   for (size_t i : places_) holds.push_back(wanted_[i].Holds(rank));
   for (size_t k = 0; k < order_.size(); ++k) {

@@ -73,11 +73,11 @@ class LoadPlanner {
   // that is missing (never silently fresh, fault C4), another shape or type, a blob of another size than the
   // registered one unless it has any length. Layouts may differ in every way.
   absl::StatusOr<LoadPlan> Plan(int rank);
-  // The same of the tensors [first, last) of the registration alone; the others count as not restored.
+  // Plans the tensors [first, last) of the registration alone; the others count as not restored.
   absl::StatusOr<LoadPlan> Plan(int rank, size_t first, size_t last);
-  // The files that this plan reads, ascending, and those that keep state of ranks which it may read: what a
-  // manifest with parts must have (Manifest::Has) before a planner is made that plans it. For rank 0 all that
-  // keep some, because it says what becomes of that.
+  // The files that this plan reads, ascending, and those that keep state of ranks which it may read. A
+  // manifest with parts must have them (Manifest::Has) before a planner is made that plans this. For rank 0
+  // these are all files that keep some state, because it logs what happens to that state.
   std::vector<int> FilesFor(int rank, size_t first, size_t last);
 
  private:

@@ -30,10 +30,11 @@ struct NearPlan {
 // Another job's copies may go for room when none of that job's came for so long.
 inline constexpr absl::Duration kNearIdle = absl::Hours(1);
 
-// `coming` is about to be written; `committed`: the newest checkpoint of its job that its writer knows to be
-// committed. What is older than that goes, and other copies of the same file that are neither: they are of
-// attempts that came to nothing. What is newer than `coming` stays. When room lacks then, copies of other
-// jobs go that are idle, the longest idle job first. Copies that are being written never go.
+// Plans which copies to drop for `coming`, which is about to be written; `committed` is the newest checkpoint
+// of its job that its writer knows to be committed. Older attempts are dropped, and other copies of the same
+// file that are neither: they are of attempts that were never committed. Attempts newer than `coming` stay.
+// When there is still no room, copies of other jobs are dropped that are idle, the longest idle job first.
+// Copies that are being written are never dropped.
 NearPlan PlanNear(const std::vector<NearCopy>& held, const NearCopy& coming,
                   const std::optional<SaveId>& committed, uint64_t bytes_max);
 

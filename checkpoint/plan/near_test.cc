@@ -37,7 +37,7 @@ TEST(Near, AnAttemptThatCameToNothingGoesWithTheNextOne) {
   EXPECT_THAT(PlanNear(held, Of(50), At(30), kPlenty).drop, ElementsAre(1));
 }
 
-// Who does not know that 40 is committed must not take it from those who do.
+// A writer that does not know that 40 is committed must not drop the copies of ranks that know.
 TEST(Near, FilesOfOtherRanksThatMayBeCommittedStay) {
   const std::vector<NearCopy> held = {Of(40, "rank-00001-of-00002.safetensors"), Of(40)};
   EXPECT_THAT(PlanNear(held, Of(50), At(30), kPlenty).drop, ElementsAre(1));

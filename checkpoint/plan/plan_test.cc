@@ -337,7 +337,7 @@ std::vector<Registered> Large(int64_t gib, int world) {
 
 TEST(Limits, AreNamedBeforeAnythingIsWritten) {
   EXPECT_EQ(LimitFound({Tensor("w", {2, 2}), Blob("rng", 5)}, 0, 1), "");
-  // What the storage takes as one file.
+  // The limit is the largest file that the storage takes.
   EXPECT_EQ(LimitFound(Large(5, 4), 3, 4, 6 * kGiB), "");
   EXPECT_THAT(LimitFound(Large(7, 4), 3, 4, 6 * kGiB),
               AllOf(HasSubstr("the file of rank 3 would have 7"), HasSubstr("over the limit of 6GiB"),
@@ -351,7 +351,7 @@ TEST(Limits, AreNamedBeforeAnythingIsWritten) {
   EXPECT_EQ(LimitFound(Large(800, 8), 0, 8), "");
   EXPECT_EQ(LimitFound({Tensor("w", {6400 * kGiB}, DType::kUint8)}, 0, 1), "");
   EXPECT_THAT(LimitFound({Tensor("w", {7000 * kGiB}, DType::kUint8)}, 0, 1), HasSubstr("ranks 0 to 0"));
-  // What each save may have on top counts with its bound.
+  // State whose size may change in each save counts with its bound.
   Registered free = Blob("loader", 0);
   free.any_length = true;
   EXPECT_EQ(LimitFound({free}, 0, 1, 65 << 20), "");
@@ -370,11 +370,11 @@ TEST(Limits, AreNamedBeforeAnythingIsWritten) {
   EXPECT_THAT(LimitFound(many, 0, 1),
               AllOf(HasSubstr("the header of the file of rank 0, which names 250000 tensors,"),
                     HasSubstr("register fewer, larger tensors")));
-  // Of 4,096 ranks each writes few of them, but the manifest names them all.
+  // Each of 4,096 ranks writes few of them, but the manifest names them all.
   EXPECT_THAT(LimitFound(many, 1, 4096), HasSubstr("the manifest, which names 250000 tensors,"));
 }
 
-// What a manifest with parts must have before a plan can be made, and no more.
+// FilesFor returns the files that a manifest with parts must have before a plan can be made, and no more.
 TEST(LoadPlan, FilesForAreThoseThatThePlanReads) {
   const std::vector<Registered> state = {Sharded("w", {640}, {.mesh = {{"dp", 320}}, .splits = {{0, "dp"}}}),
                                          Tensor("b", {3}), Blob("rng", 5)};
@@ -427,7 +427,7 @@ TEST(LoadPlan, FilesForAreThoseThatMayKeepStateOfRanks_C6) {
               ::testing::AllOf(::testing::Contains(20), ::testing::Contains(65), ::testing::Contains(70)));
 }
 
-// What the first version of the format says byte range by byte range.
+// The first version of the format describes files byte range by byte range.
 TEST(LoadPlan, SlicesOfVersion1AreReadIntoAnyLayout) {
   Manifest m{.version = 1, .world_size = 2};
   m.tensors = {Tensor("w", {6, 4}).tensor, {.name = "rng", .layout = Layout::kPerRank}};

@@ -28,11 +28,11 @@ struct RetentionPlan {
   std::vector<SaveId> folders;    // then these
 };
 
-// Kept are: what is newer than `resumed` and of an earlier life of the directory (it was passed over, for
-// whatever reason, and may be good), what was `verified` last, what was just committed, the newest `keep` (at
-// least 1) in the order of SaveId, the newest whose numbers are all finite (fault C14), and what is pinned.
-// An attempt without a manifest goes once something newer is committed: those that may still be committed
-// must not be among `folders` (plan/garbage.h).
+// Kept are: saves that are newer than `resumed` and of an earlier life of the directory (they were passed
+// over, for whatever reason, and may be good), the one that was `verified` last, the one just committed, the
+// newest `keep` (at least 1) in the order of SaveId, the newest whose numbers are all finite (fault C14), and
+// pinned ones. An attempt without a manifest is deleted once a newer save is committed: attempts that may
+// still be committed must not be among `folders` (plan/garbage.h).
 RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep);
 
 }  // namespace gtrain::ckpt

@@ -354,7 +354,7 @@ save::Result SaveCore::PutMarker(absl::Status why) {
 save::Result SaveCore::OnAbortPut(Instant now) {
   GT_CHECK(state_ == State::kAborting);
   if (config_.rank == 0) return Done(failure_, "aborted");
-  // What this rank could not put may be there all the same, and rank 0 may have committed with it.
+  // The put of this rank may have happened although it failed, and rank 0 may have committed with it.
   stop_ = failure_;
   follows_since_ = now;
   Move(State::kFollowing);

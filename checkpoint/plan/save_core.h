@@ -2,38 +2,45 @@
 // first rank of every part_ranks ranks leads them: it gathers their indices and puts the part that describes
 // them. Rank 0 leads the first part, and gathers the other parts.
 //
-//   kIdle -1-> kWriting -2-> kIndexing -3-> kGathering -4-> kParting -5-> kAuthorizing -6-> kPutting -7->
-//   kVerifying -8-> kRetaining -9-> kDone
+//   kIdle -1-> kWriting -2-> kIndexing -3-> kGathering -4-> kParting -5-> kAuthorizing -6-> kPutting
+//         -7-> kVerifying -8-> kRetaining -9-> kDone
 //     kIndexing -10-> kFollowing -11-> kDone        kParting -12-> kFollowing, kGathering, kDone
 //     kWriting, kIndexing, kGathering, kParting, kAuthorizing, kVerifying -13-> kAborting -14-> kDone
 //     kVerifying -15-> kDone        kAborting -16-> kFollowing        kGathering -17-> kDone
 //
-//   1 snapshot taken: the shard is written       2 shard written, or not: its index says which
+//   1 snapshot taken: the shard is written
+//   2 shard written, or not: its index says which
 //   3 leaders: the indices of their part are awaited, by rank 0 the other parts as well
 //   4 every index of the part is there and sound; or this leader is not rank 0 and one is not, or never
-//   comes:
-//     the part says why   5 rank 0: every part is put   6 the generation lives and the directory is still
-//     ours
-//   7 the conditional put was answered, in whatever way   8 read back: the manifest under the key is ours
-//   9 older checkpoints are gone   10 other ranks: the manifest is awaited
+//     comes: the part says why
+//   5 rank 0: every part is put
+//   6 the generation lives and the directory is still ours
+//   7 the conditional put was answered, in whatever way
+//   8 read back: the manifest under the key is ours
+//   9 older checkpoints are gone
+//  10 other ranks: the manifest is awaited
 //  11 the manifest, or an abort marker, was seen
 //  12 the part is put: rank 0 awaits the others, another leader the manifest, unless its part gave the save
 //  up 13 it cannot be committed: rank 0 puts the abort marker, and so does another rank that can put neither
-//  an index nor a part that says why   14 rank 0: marker put, or not 15 the key holds something else,
-//  retention took it, or nobody can say before the deadline   16 other ranks: marker put, or not; the key is
-//  read once, because rank 0 may have created it first   17 somebody else's abort marker was seen
+//  an
+//     index nor a part that says why
+//  14 rank 0: marker put, or not
+//  15 the key holds something else, retention took it, or nobody can say before the deadline
+//  16 other ranks: marker put, or not; the key is read once, because rank 0 may have created it first
+//  17 another rank's abort marker was seen
 //
 // Invariants, each with a test:
 //   S1 PutManifest only after a sound index of every rank, a part of every leader, and a successful authority
-//   check after the last of them. A part without an error only after a sound index of each of its ranks.
+//      check after the last of them. A part without an error only after a sound index of each of its ranks.
 //   S2 ReportCommitted, ApplyRetention only after the manifest was read under its key and is this one.
 //   S3 after a revoke or a cancel no PutManifest is made.
-//   S4 every save ends with exactly one Finish, at latest when the deadline has passed and what was begun by
-//   then has ended. S5 while a save runs another one is refused, never queued (fault C12). S6 the answer to
-//   PutManifest decides nothing; the key does (a lost answer is not a failure).
-//   S7 what keeps a rank from taking part is in its index, in its part or in the abort marker before it
-//   finishes, unless the storage refuses all of them: nobody waits until the deadline for a rank that gave
-//   up.
+//   S4 every save ends with exactly one Finish, at latest when the deadline has passed and the calls begun by
+//      then have ended.
+//   S5 while a save runs another one is refused, never queued (fault C12).
+//   S6 the answer to PutManifest decides nothing; the key does (a lost answer is not a failure).
+//   S7 the reason why a rank does not take part is in its index, in its part or in the abort marker before it
+//      finishes, unless the storage refuses all of them: nobody waits until the deadline for a rank that gave
+//      up.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -70,7 +77,8 @@ struct PartSeen {
   int part = 0;
   absl::Status status;
 };
-// Not OK: the part cannot be put or, of a PutPart without an error, the one that is there gives the save up.
+// `status` is not OK where the part cannot be put or, for a PutPart without an error, where the part that is
+// there gives the save up.
 struct PartPut {
   absl::Status status;
 };
@@ -156,10 +164,10 @@ struct SaveConfig {
   int world_size = 1;
   int part_ranks = 64;
   absl::Duration commit_timeout = absl::Minutes(10);
-  // Pauses between two looks, of a leader at what is missing and of the others at the manifest.
+  // Pauses between two looks: of a leader at missing indices and parts, and of the others at the manifest.
   absl::Duration poll_min = absl::Milliseconds(5);
   absl::Duration poll_max = absl::Milliseconds(500);
-  // Those that await the manifest look once in so long at most, each at a `phase`, 0 to 1, of its own, so
+  // A rank that waits for the manifest looks once in so long at most, at a `phase`, 0 to 1, of its own, so
   // that all of them together ask evenly.
   absl::Duration spread = absl::ZeroDuration();
   double phase = 0;
@@ -188,7 +196,7 @@ class SaveCore {
   save::Result OnManifestRead(const save::ManifestRead& event, Instant now);
   save::Result OnTick(Instant now);
   save::Result OnStop(absl::Status why);
-  // Of leaders. `words`: of the part that gives the save up; empty: that this rank is why.
+  // Leaders only: gives the save up. `words` are those of the part that gives it up; empty: this rank is why.
   save::Result Abort(absl::Status why, std::string words = "");
   save::Result PutMarker(absl::Status why);
   save::Result OnAbortPut(Instant now);

@@ -46,7 +46,7 @@ struct Driver {
     EXPECT_EQ(Do(SnapshotTaken{7}), "write-shard");
     EXPECT_EQ(Do(ShardWritten{}), "write-index");
   }
-  // Of rank 0 alone, until the manifest may be put.
+  // Rank 0 without others, until the manifest may be put.
   void ToPutting() {
     ToGathering();
     EXPECT_EQ(Do(IndexWritten{}), "put-part");

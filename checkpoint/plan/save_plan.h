@@ -1,5 +1,5 @@
-// Who writes which bytes. Every rank computes every rank's share from the same registration, so a share needs
-// no message; rank 0 compares what came back with what it would have planned.
+// Plans which rank writes which bytes. Every rank computes every rank's share from the same registration, so
+// a share needs no message; rank 0 compares the indices of the ranks with its own plan of them.
 #pragma once
 #include <gtrain/types.h>
 
@@ -31,16 +31,16 @@ struct ShardPlan {
   uint64_t file_bytes() const { return header.size() + data_bytes; }
 };
 
-// Whether what a rank saves besides its tensors may change between saves. Then each save says it (SaveTail),
-// and headers are whole blocks (kTailHeaderBytes), so that data always lies alike in its file.
+// Whether the part of a rank's save besides its tensors may change between saves. Then each save says it
+// (SaveTail), and headers are whole blocks (kTailHeaderBytes), so that data always lies alike in its file.
 bool HasTail(const std::vector<Registered>& registered);
 inline constexpr size_t kTailHeaderBytes = 4096;
 
-// What `rank` of `world_size` writes: its share of what it holds of the tensors (format/shares.h) and its own
-// blobs. `registered` is in registration order, equal on all ranks but for sizes; every sharding in it is
+// Plans the file of `rank` of `world_size`: its share of the tensors that it holds (format/shares.h) and its
+// own blobs. `registered` is in registration order, equal on all ranks but for sizes; every sharding in it is
 // possible in this world.
 ShardPlan PlanShard(const std::vector<Registered>& registered, int rank, int world_size);
-// The same for one save of a registration that HasTail.
+// Plans the file for one save of a registration that HasTail.
 ShardPlan PlanShard(const std::vector<Registered>& registered, int rank, int world_size,
                     const SaveTail& tail);
 

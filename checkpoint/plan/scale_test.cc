@@ -41,7 +41,7 @@ std::vector<Registered> Model(const std::vector<MeshAxis>& mesh, int split_dim) 
   return out;
 }
 
-// As the ranks would commit it. The headers are left out: a file then begins with its data.
+// A manifest as the ranks would commit it. The headers are left out: a file then begins with its data.
 Manifest Committed(const std::vector<Registered>& registered, int world) {
   Manifest m{.world_size = world};
   std::vector<GlobalTensor>& tensors = m.tensors;
@@ -132,7 +132,7 @@ TEST(Scale, IrregularBoxesOn4096RanksArePlannedWithoutMessages) {
   const double start = CpuSeconds();
   const Manifest m = Committed(BoxedModel(kWorld), kWorld);
   const double saved = CpuSeconds();
-  // The same as DTensor would cut it on a mesh of 64 x 64.
+  // The same model as DTensor would cut it on a mesh of 64 x 64.
   std::vector<Registered> registered;
   for (const Registered& r : BoxedModel(kWorld)) {
     registered.push_back({r.tensor});

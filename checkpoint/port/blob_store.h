@@ -23,7 +23,7 @@ namespace gtrain::port {
 // suite that every implementation passes.
 class BlobStore {
  public:
-  // What a writer that died left of a put that never happened.
+  // The rest of a put that a dead writer began and never finished.
   struct Unfinished {
     std::string key;     // that it was meant for
     std::string handle;  // for DropUnfinished
@@ -31,9 +31,10 @@ class BlobStore {
     // where the storage does not say.
     absl::Duration age;
   };
-  // The bytes of a blob from `offset` on, as many as lie together, never none. The store asks in ascending
-  // order without gaps, from one thread at a time. It may take the beginning of a piece and ask for the rest
-  // of it again. A piece stays where it is until the next call. An error ends the put with that error.
+  // Returns the bytes of a blob from `offset` on, as many as lie together, never none. The store asks in
+  // ascending order without gaps, from one thread at a time. It may take the beginning of a piece and ask for
+  // the rest of it again. A piece stays where it is until the next call. An error ends the put with that
+  // error.
   using Source = absl::FunctionRef<absl::StatusOr<absl::string_view>(uint64_t offset)>;
 
   virtual ~BlobStore() = default;
@@ -44,9 +45,9 @@ class BlobStore {
   absl::Status PutIfAbsent(absl::string_view key, absl::string_view data) {
     return PutIfAbsent(key, absl::Span<const absl::string_view>(&data, 1));
   }
-  // PutIfAbsent of `bytes` bytes that need not be in memory together. Memory: what `source` holds, and in an
-  // object store parts of an upload: 256 MiB together, or a single larger one. This default holds the whole
-  // blob: it is for stores in memory and for decorators of tests.
+  // PutIfAbsent of `bytes` bytes that need not be in memory together. It takes the memory that `source`
+  // holds, and in an object store parts of an upload: 256 MiB together, or a single larger one. This default
+  // holds the whole blob: it is for stores in memory and for decorators of tests.
   virtual absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source);
   // The longest blob. A longer put is InvalidArgument before anything is sent; a program that knows how much
   // it will put asks when it starts.
@@ -58,13 +59,14 @@ class BlobStore {
   virtual absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) = 0;
   // Exactly out.size() bytes from `offset`; OutOfRange when the blob ends before.
   virtual absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) = 0;
-  // What one Read of much data should ask for: less costs more calls, more leaves the processor's cache.
+  // The size that one Read of much data should have: smaller reads cost more calls, larger ones leave the
+  // processor's cache.
   virtual uint64_t ReadSize() const { return 256 << 10; }
   virtual absl::StatusOr<uint64_t> Size(absl::string_view key) = 0;
   // Keys that start with `prefix`, sorted; only whole blobs. An absent folder is an empty list.
   virtual absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) = 0;
-  // The same for several, ascending, none the beginning of another: not with less, but where requests cost,
-  // at once.
+  // Lists several prefixes, ascending, none the beginning of another. It costs as many requests as List for
+  // each, but where requests take time, they are sent at once.
   virtual absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) {
     std::vector<std::string> keys;
     for (const absl::string_view prefix : prefixes) {

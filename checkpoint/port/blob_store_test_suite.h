@@ -1,4 +1,5 @@
-// What every BlobStore promises, as tests. A test program includes this and instantiates it with its stores:
+// The promises of every BlobStore, as tests. A test program includes this and instantiates it with its
+// stores:
 //   INSTANTIATE_TEST_SUITE_P(Stores, BlobStoreConformance, testing::Values(...), ...);
 #pragma once
 #include <gmock/gmock.h>

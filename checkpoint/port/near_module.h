@@ -1,5 +1,5 @@
-// What the near tiers of other machines show, loaded on demand: libgtrain_near.so. Built together with its
-// loader; the number catches a stray one.
+// The entry of libgtrain_near.so, which reaches the near tiers of other machines and is loaded on demand.
+// Built together with its loader; the number catches a stray library.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,6 +1,6 @@
 // A place nearer than the storage that may hold copies of a job's shards: memory or disk of a machine. It
-// commits nothing: what is committed is said by the storage alone, and each byte that comes from here is
-// compared with hashes, those of a manifest from there or, of a save whose upload has not ended, those that
+// commits nothing: only the storage says which saves are committed, and each byte that comes from here is
+// compared with hashes, those of a manifest from there or, for a save whose upload has not ended, those that
 // its writers left beside the copies. So a tier makes a restore faster, or is found out.
 //
 // An attempt is named as in format/names.h ("step-000000000120.e0002.t0001.g0005.a01"), a file as the shard,
@@ -33,7 +33,7 @@ class NearTier {
     std::string
         committed;  // newest attempt of the job that is committed for sure; older copies go. May be empty
   };
-  // The bytes from `offset` on, as many as lie together; never none. An error ends the put.
+  // Returns the bytes from `offset` on, as many as lie together; never none. An error ends the put.
   using Source = absl::FunctionRef<absl::StatusOr<absl::string_view>(uint64_t offset)>;
 
   virtual ~NearTier() = default;
@@ -42,12 +42,12 @@ class NearTier {
   virtual absl::StatusOr<std::vector<std::string>> Attempts() = 0;
   // Whole copies of an attempt.
   virtual absl::StatusOr<std::vector<Shard>> List(absl::string_view attempt) = 0;
-  // Exactly out.size() bytes from `offset` of one that is listed.
+  // Reads exactly out.size() bytes from `offset` of a copy that is listed.
   virtual absl::Status Read(absl::string_view attempt, absl::string_view file, uint64_t offset,
                             absl::Span<char> out) = 0;
-  // What one Read should ask for.
+  // The size that one Read should have.
   virtual uint64_t ReadSize() const = 0;
-  // Afterwards it is listed; after an error it is not. ResourceExhausted: the tier is full.
+  // Stores a copy. Afterwards it is listed; after an error it is not. ResourceExhausted: the tier is full.
   virtual absl::Status Put(const Copy& copy, Source source) = 0;
   // For people: "this machine's memory (/dev/shm/...)".
   virtual std::string Describe() const = 0;

@@ -1,5 +1,5 @@
-// What a store that is loaded on demand shows: libgtrain_s3.so. Built together with its loader; the number
-// catches a stray one.
+// The entry of a store that is loaded on demand: libgtrain_s3.so. Built together with its loader; the number
+// catches a stray library.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,5 @@
-// Who starts a process that saves what a rank leaves in shared memory, and keeps that memory when the rank
-// dies. A session under gtrain is one (its keeper does it); one by hand is not.
+// Port: starts a process that saves the data which a rank leaves in shared memory, and keeps that memory when
+// the rank dies. A session under gtrain is a WriterHost (its keeper does it); outside gtrain it is not.
 #pragma once
 #include <cstdint>
 
@@ -21,10 +21,10 @@ struct WriterLink {
 class WriterHost {
  public:
   virtual ~WriterHost() = default;
-  // Blocks while writers of an earlier generation of this machine still need their memory, at most `timeout`
-  // (DeadlineExceeded) and as long as `wanted`, asked ten times a second, says true (Cancelled). Unavailable:
-  // the generation is over. FailedPrecondition, ResourceExhausted: there is no writer to be had here; the
-  // message says why.
+  // Starts a writer. Blocks while writers of an earlier generation of this machine still need their memory,
+  // at most `timeout` (DeadlineExceeded) and as long as `wanted`, asked ten times a second, returns true
+  // (Cancelled). Unavailable: the generation is over. FailedPrecondition, ResourceExhausted: no writer can be
+  // started here; the message says why.
   virtual absl::StatusOr<WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
                                                  absl::FunctionRef<bool()> wanted) = 0;
 };

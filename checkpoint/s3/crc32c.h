@@ -10,7 +10,7 @@ namespace gtrain::ckpt {
 // False: this gtrain was built without ISA-L, and the function below must not be called.
 bool HaveCrc32c();
 
-// Of the concatenation of `parts`: base64 of its four bytes, most significant first.
+// The CRC32C of the concatenation of `parts`: base64 of its four bytes, most significant first.
 std::string Crc32cBase64(absl::Span<const absl::string_view> parts);
 
 }  // namespace gtrain::ckpt

@@ -188,7 +188,7 @@ class Provider final : public CredentialsProvider {
     return had ? absl::UnavailableError(none) : absl::FailedPreconditionError(none);
   }
 
-  // What is named and does not work is said as that. Unavailable may pass; the rest does not.
+  // An error of a named source is reported as such. Unavailable may pass; the rest does not.
   static absl::StatusOr<S3Credentials> Named(absl::string_view name, absl::StatusOr<S3Credentials> found) {
     if (found.ok()) return found;
     const std::string why = absl::StrCat("no S3 credentials by ", name, ": ", found.status().message());
@@ -255,7 +255,8 @@ class Provider final : public CredentialsProvider {
     return profile.keys.access_key.empty() && profile.process.empty() && profile.unsupported.empty();
   }
 
-  // From one of the two files. One that says nothing: it is not there; `looked` gets why.
+  // Reads one of the two files. The profile is empty where the file cannot be read or does not have it;
+  // `looked` gets the reason.
   absl::StatusOr<S3Profile> ReadProfile(bool config, const std::string& profile, std::string* looked) const {
     std::string path = Value(config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE");
     if (path.empty() && !Value("HOME").empty())

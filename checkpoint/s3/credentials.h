@@ -39,8 +39,8 @@ using S3Environment = std::function<std::optional<std::string>(const char* name)
 class CredentialsProvider {
  public:
   virtual ~CredentialsProvider() = default;
-  // FailedPrecondition: none found, or what is named cannot be used; the message says where was looked.
-  // Unavailable: what is named does not answer now; ask again.
+  // FailedPrecondition: none were found, or a named source cannot be used; the message says where it looked.
+  // Unavailable: a named source does not answer now; ask again.
   virtual absl::StatusOr<S3Credentials> Get() = 0;
   // The server refused these: they expired or were replaced. When looking again finds the same ones, further
   // refusals are not looked into for a minute.

@@ -24,7 +24,7 @@ std::string Value(const std::map<std::string, std::string>& map, const std::stri
   return it == map.end() ? "" : it->second;
 }
 
-// As S3 writes times in listings.
+// Prints a time as S3 does in listings.
 std::string Made(absl::Duration ago) {
   return absl::FormatTime("%E4Y-%m-%dT%H:%M:%E3SZ", absl::Now() - ago, absl::UTCTimeZone());
 }

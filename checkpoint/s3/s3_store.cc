@@ -3,7 +3,8 @@
 //
 // An answer that never came leaves the outcome of a conditional put unknown, and its repetition (ours, or one
 // that libcurl makes silently when a kept connection was dead) may find the key made by the first try. So
-// every put carries a random mark in its metadata: who finds the key taken looks whose mark it has (S3).
+// every put carries a random mark in its metadata: a put that finds the key taken looks whose mark it has
+// (S3).
 #include "checkpoint/s3/s3_store.h"
 
 #include <algorithm>
@@ -150,8 +151,8 @@ class S3Store final : public port::BlobStore {
 
   uint64_t BytesMax() const override { return kS3BytesMax; }
 
-  // Signed uploads carry the SHA-256 of what was sent, and the store compares it. Of a checksum that is true
-  // of Amazon's store, and of one that has refused a wrong checksum.
+  // Signed uploads carry the SHA-256 of the data, and the store compares it. A checksum is compared by
+  // Amazon's store, and by a store that has refused a wrong checksum.
   bool ChecksEveryPut() const override { return !checksums_ || proven_; }
 
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override {
@@ -204,7 +205,8 @@ class S3Store final : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
     return Listed(prefix, "", "Contents", "Key");
   }
-  // One request for all that lies between: what does not belong to them is passed over, or not asked for.
+  // Lists with one request everything that lies between the prefixes: other keys are passed over, or not
+  // asked for.
   absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) override {
     std::vector<std::string> found;
     if (prefixes.empty()) return found;
@@ -424,7 +426,7 @@ class S3Store final : public port::BlobStore {
     return answer;
   }
 
-  // Also of a 200: CompleteMultipartUpload may fail after its status line left (S2).
+  // A 200 may carry an error, too: CompleteMultipartUpload may fail after its status line left (S2).
   static void ReadError(Answer* answer) {
     if (answer->reply.status == 200 && !absl::StrContains(answer->reply.body, "<Error>")) return;
     const absl::StatusOr<XmlElement> xml = ParseXml(answer->reply.body);
@@ -528,8 +530,8 @@ class S3Store final : public port::BlobStore {
     return found;
   }
 
-  // One request for all. False: not all are gone, and whoever deletes them one by one hears why. Not every
-  // store can do this.
+  // Deletes all keys with one request. False: not all are gone, and deleting them one by one tells why. Not
+  // every store can do this.
   absl::StatusOr<bool> DeleteMany(absl::Span<const std::string> keys) {
     std::string list = "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>";
     for (const std::string& key : keys) absl::StrAppend(&list, "<Object><Key>", Full(key), "</Key></Object>");
@@ -708,7 +710,7 @@ class S3Store final : public port::BlobStore {
     return sent;
   }
 
-  // What the list of parts says of this one.
+  // Uploads a part and returns its entry for the list of parts.
   absl::StatusOr<std::string> UploadPart(Call call) {
     GT_ASSIGN_OR_RETURN(const Answer answer, Send(&call));
     const auto tag = answer.reply.headers.find("etag");

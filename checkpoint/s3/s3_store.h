@@ -23,7 +23,7 @@ struct S3Options {
   // How what is put is protected on its way. False: its SHA-256 is part of the signature. True: the signature
   // leaves it out and a CRC32C goes along, which the store compares; where it turns out not to, false.
   bool checksums = false;
-  // Of a multipart upload, at least 5 MiB. Larger where parts_max would not do.
+  // The size of a part of a multipart upload, at least 5 MiB. Larger where parts_max would not do.
   uint64_t part_bytes = 16 << 20;
   uint64_t parts_max = 10'000;                             // what S3 takes
   int uploads = 4;                                         // parts on the way at a time
@@ -39,7 +39,7 @@ inline constexpr uint64_t kS3BytesMax = uint64_t{5} << 40;
 // How long the parts of a multipart upload of `bytes` bytes are: whole MiB, and at most `parts_max` parts.
 uint64_t S3PartBytes(uint64_t bytes, uint64_t part_bytes, uint64_t parts_max);
 
-// From "s3://bucket/prefix" and $AWS_REGION, $AWS_DEFAULT_REGION, $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL,
+// Parses "s3://bucket/prefix" and $AWS_REGION, $AWS_DEFAULT_REGION, $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL,
 // $GTRAIN_S3_ADDRESSING (path | virtual; the default is path for an endpoint of one's own),
 // $GTRAIN_S3_PAYLOAD (signed | checksum; the default is checksum over https). InvalidArgument says what is
 // wrong with which.
@@ -49,8 +49,8 @@ absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment&
 absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(
     const S3Options& options, std::shared_ptr<http::Client> http,
     std::shared_ptr<CredentialsProvider> credentials);
-// The same from a URI and this process's environment, with a client ($AWS_CA_BUNDLE) and credentials of its
-// own.
+// Opens a store from a URI and this process's environment, with a client ($AWS_CA_BUNDLE) and credentials of
+// its own.
 absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(absl::string_view uri,
                                                              const S3Environment& environment);
 

@@ -123,7 +123,7 @@ std::vector<BlobStoreCandidate> Candidates() {
 INSTANTIATE_TEST_SUITE_P(S3, BlobStoreConformance, testing::ValuesIn(Candidates()),
                          [](const auto& info) { return info.param.name; });
 
-// What the conformance suite does not reach: parts, and their remains.
+// Tests what the conformance suite does not reach: parts, and their remains.
 TEST(RealS3, LargeBlobsGoInParts) {
   const char* uri = std::getenv("GTRAIN_TEST_S3_URI");
   if (uri == nullptr) GTEST_SKIP() << "GTRAIN_TEST_S3_URI names no server";
@@ -295,7 +295,7 @@ TEST(S3Store, ALostReplyIsNotAnotherWriter_S3) {
   }
 }
 
-// The same, but another writer was first: refused, never taken for one's own.
+// If another writer was first, the repetition is refused and never taken for one's own.
 TEST(S3Store, ALostReplyOfARefusedPutStaysRefused_S3) {
   std::atomic<int> left{1};
   S3Fake::Settings settings;
@@ -470,7 +470,7 @@ TEST(S3Store, SaysWhetherTheStoreComparesWhatArrives_S6) {
   World ignores({.ignore_checksums = true}, options);
   ASSERT_EQ(ignores.store->PutIfAbsent("k", "x"), absl::OkStatus());
   EXPECT_TRUE(ignores.store->ChecksEveryPut());  // for it went back to signed uploads
-  // Behind TLS nothing was tried: what is not known to compare does not count.
+  // Over TLS no probe was made: a store that is not known to compare does not count.
   options.bucket = "bucket";
   options.endpoint = "https://store.example";
   EXPECT_FALSE((*OpenS3Store(options, *http::MakeCurlClient(""),
@@ -536,7 +536,7 @@ TEST(S3Store, AnObjectShorterThanAskedForIsNotRead_S6) {
   EXPECT_FALSE(world.store->Read("k", 0, absl::MakeSpan(read)).ok());
 }
 
-// What is read whole is small, and one request: these are asked for in each save.
+// A small object that is read whole is one request: these are asked for in each save.
 TEST(S3Store, AWholeBlobIsOneRequestAndBounded) {
   World world;
   ASSERT_EQ(world.store->PutIfAbsent("k", std::string(100'000, 'x')), absl::OkStatus());
@@ -567,7 +567,7 @@ TEST(S3Store, UnfinishedUploadsAreListedAndDropped_S8) {
   EXPECT_EQ(world.fake->OpenUploads(), 0u);
 }
 
-// What is put arrives with a bit flipped, the first `flips` times.
+// The data of the first `flips` puts arrives with a bit flipped.
 class FlippingClient final : public http::Client {
  public:
   explicit FlippingClient(int flips) : left_(flips) {}

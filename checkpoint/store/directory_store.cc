@@ -88,9 +88,9 @@ class DirectoryStore final : public port::BlobStore {
     absl::Time changed;
     bool operator<(const Entry& other) const { return name < other.name; }
   };
-  // What a folder holds, sorted; an absent folder holds nothing.
+  // The entries of a folder, sorted; an absent folder has none.
   absl::StatusOr<std::vector<Entry>> Names(const std::string& path) const;
-  // What a file gets as its time that is written now. The server of a network file system has its own clock.
+  // The time that a file gets when it is written now. The server of a network file system has its own clock.
   absl::StatusOr<absl::Time> FileSystemNow();
   absl::Status Collect(const std::string& folder, absl::string_view prefix, int depth,
                        std::vector<std::string>* keys) const;
@@ -240,7 +240,8 @@ absl::StatusOr<std::vector<DirectoryStore::Entry>> DirectoryStore::Names(const s
     struct stat info;
     if (fstatat(dirfd(folder), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
       if (errno == ENOENT) continue;  // just deleted
-      // What cannot be looked at is there all the same: nothing may be concluded from a list without it.
+      // An entry that cannot be looked at is there all the same: nothing may be concluded from a list without
+      // it.
       return ErrnoStatus(errno, absl::StrCat("list ", path, ": look at ", name));
     }
     if (S_ISDIR(info.st_mode) || S_ISREG(info.st_mode))

@@ -19,10 +19,10 @@ enum class Fault {
   kAfter,   // the call happens, its answer is lost
 };
 
-// What is to happen at the call number `call` (from 0). Called by several threads.
+// The plan says which fault happens at call number `call` (from 0). Called by several threads.
 struct FaultPlan {
   std::function<Fault(uint64_t call, absl::string_view name)> fault;
-  // What the call answers where that is kBefore or kAfter; by default Unavailable.
+  // The answer of a call with kBefore or kAfter; by default Unavailable.
   absl::Status error = absl::UnavailableError("injected fault");
 };
 

@@ -75,7 +75,7 @@ absl::Status FileWriter::Append(absl::string_view data) {
       data.remove_prefix(whole);
       continue;
     }
-    // Up to the end of this block; askew, as much as there is room for.
+    // Takes bytes up to the end of this block; if the data lies askew, as many as there is room for.
     const size_t room = (lies_well ? kBlock - open : kHeldBytesMax - held_bytes_);
     const size_t n = std::min(data.size(), room);
     std::memcpy(held_.get() + held_bytes_, data.data(), n);

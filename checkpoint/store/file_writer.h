@@ -17,7 +17,7 @@ class FileWriter {
   FileWriter(int fd, std::string path, uint64_t bytes_to_come);
   // Memory that lies like its place in the file, seen modulo kBlock, is written without a copy.
   absl::Status Append(absl::string_view data);
-  // What is left of the last block. The file is not synced.
+  // Writes the rest of the last block. The file is not synced.
   absl::Status Finish();
 
   static constexpr size_t kBlock = 4096;  // what O_DIRECT wants memory, offset and length to be a multiple of

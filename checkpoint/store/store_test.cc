@@ -206,7 +206,7 @@ TEST(DirectoryStore, AFolderWithoutBlobsIsSeenAndDropped_C1) {
   EXPECT_THAT(*(*store)->ListFolders(), IsEmpty());
 }
 
-// On the strict disk of power_cut_fake.h: what was not synced is gone.
+// On the strict disk of power_cut_fake.h data that was not synced is gone.
 TEST(DirectoryStore, APutSurvivesAPowerCut_C1) {
   const std::string folder = TestFolder();
   PowerCut cut(folder);
@@ -222,7 +222,8 @@ TEST(DirectoryStore, APutSurvivesAPowerCut_C1) {
   EXPECT_EQ(*(*left)->Get("manifests/one", 100), "names it");
 }
 
-// Before: the directory "s3:" was made beside the program, and the job's checkpoints were in it.
+// In an earlier version the directory "s3:" was made beside the program, and the job's checkpoints were in
+// it.
 TEST(ParseLocation, ASchemeWithOneSlashIsNoDirectory) {
   EXPECT_EQ(*ParseLocation("s3://bucket/run/"), "s3://bucket/run");
   EXPECT_EQ(*ParseLocation("file:///data/run"), "/data/run");
@@ -241,8 +242,8 @@ TEST(ParseLocation, ASchemeWithOneSlashIsNoDirectory) {
       "that name");
 }
 
-// What cannot be looked at is not absent: a list without it would say that it is, and a manifest that is
-// absent is one whose files go (S7).
+// A name that cannot be looked at is not absent: a list without it would say that it is, and the files of an
+// absent manifest are deleted (S7).
 TEST(DirectoryStore, ANameThatCannotBeLookedAtFailsTheList_S7) {
   auto store = Directory();
   for (const char* key : {"manifests/one", "manifests/two", "step/shard"})

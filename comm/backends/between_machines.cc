@@ -35,7 +35,7 @@ absl::Status BetweenMachines::TryLinks(const Watch& watch, double* seconds, doub
   return absl::OkStatus();
 }
 
-// On all ranks: the largest of each value that any leader has.
+// Run on all ranks: gives all the largest of each value that any leader has.
 absl::Status BetweenMachines::AgreeOnMost(absl::Span<double> values, char* memory, const Watch& watch) {
   if (leads()) {
     std::vector<double> all(values.size() * static_cast<size_t>(machines()));
@@ -130,8 +130,8 @@ absl::StatusOr<LinkCost> BetweenMachines::MeasureRounds(int rails, double tried,
   return link;
 }
 
-// What so many rails cost, from what the next smaller number that was measured does; of more than were
-// measured nothing is known, so they are taken only where they were asked for.
+// Each number of rails gets the cost of the next smaller number that was measured. Nothing is known about
+// more rails than were measured, so they are taken only where they were asked for.
 void BetweenMachines::TakeLinks(const std::vector<Carriers>& measured) {
   carriers_.clear();
   for (const int rails : RailsFor(wish_.speakers, hierarchy_.rails())) {

@@ -1,14 +1,14 @@
-// One rank's part in what goes between machines: schedules of comm/plan among its rail, chosen by what links
-// were measured to cost; the comparison of what machines are about to do.
+// One rank's part in the traffic between machines: schedules of comm/plan among its rail, chosen by the
+// measured costs of links; and the comparison of the calls of the machines.
 //
 // Where machines have several ranks either the first of each, its leader, speaks for all of it, or as many
 // ranks as every machine has, each about its part of the data (comm/plan/cost.h). A rank that has nothing to
-// say returns at once.
+// send returns at once.
 //
-// Of N machines: a comparison is log2 N rounds of 72 bytes and what goes along, a table of all records one
-// round of N - 1 messages up to 16 machines and log2 N rounds above, 56 bytes a rank. Measuring is some 40
-// rounds for each number of rails, in the first communicator and when collectives take half or twice as long
-// as they did (comm/plan/link_drift.h).
+// Among N machines a comparison is log2 N rounds of 72 bytes and the data that goes along, a table of all
+// records one round of N - 1 messages up to 16 machines and log2 N rounds above, 56 bytes a rank. Measuring
+// is some 40 rounds for each number of rails, in the first communicator and when collectives take half or
+// twice as long as they did (comm/plan/link_drift.h).
 #pragma once
 #include <functional>
 #include <vector>
@@ -42,8 +42,9 @@ class BetweenMachines {
   bool leads() const { return hierarchy_.leader(); }
   int machines() const { return static_cast<int>(hierarchy_.nodes.size()); }
 
-  // On all ranks: connects the rail and learns what its links cost. All have the same numbers afterwards.
-  // `memory`: some hundred bytes of the arena that nobody else uses meanwhile; null where there is none.
+  // Run on all ranks: connects the rail and measures what its links cost. All have the same numbers
+  // afterwards. `memory`: some hundred bytes of the arena that nobody else uses meanwhile; null where there
+  // is none.
   absl::Status Measure(char* memory, const Watch& watch);
   // Whether collectives take other times than they used to, as this rank sees it. Where one of those that
   // speak for their machines thinks so, which they tell each other when they compare what they do, all
@@ -66,7 +67,7 @@ class BetweenMachines {
   // Leaders: the records of all machines to all machines. Index = rank.
   absl::Status GatherRecords(absl::Span<OpRecord> records, const Watch& watch);
 
-  // What this rank carries of data[count]; count 0: nothing.
+  // The part of data[count] that this rank carries; count 0: nothing.
   Range PartOf(uint64_t count, int rails) const { return RailPart(count, rails, hierarchy_.local); }
   // The reduction of all machines' data[count], a mean divided by `divisor`. Each rank does its part of that,
   // if it has one, and is back when that is done.

@@ -34,7 +34,7 @@ absl::StatusOr<bool> Pipeline::Begin(const OpRecord& record, const Work& first, 
   // Without data nothing meets the ranks again, and they may free the memory at once.
   if (reached_by_all == 0 || chunks == 0) return false;
   if (reached_by_all == shm_->size()) return true;
-  // Only some did: they stage theirs after all.
+  // Only some ranks passed such memory: they stage their data after all.
   if (reached) GT_RETURN_IF_ERROR(first(0));
   GT_RETURN_IF_ERROR(shm_->Phase(watch));
   return false;

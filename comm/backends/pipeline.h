@@ -42,7 +42,7 @@ class Pipeline {
   // Buffers of a chunk of the collective that runs.
   char* Slot(int local, uint64_t chunk) const { return shm_->Slot(local, first_ + chunk); }
   char* Result(uint64_t chunk) const { return shm_->Result(first_ + chunk); }
-  // Behind the entry of a collective: a result that nobody uses before its second tick.
+  // Memory for use right after the entry of a collective: a result that nobody uses before its second tick.
   char* Spare() const { return shm_->Result(first_ + kBuffers - 1); }
 
   // Enters the collective by `enter`, with the first stage of the first chunk before it, which saves a phase.

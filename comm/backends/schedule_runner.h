@@ -17,7 +17,7 @@ class ScheduleRunner {
   // `data` is the whole buffer that the schedule's offsets (in elements of `dtype`) refer to.
   absl::Status Run(const Schedule& schedule, void* data, DType dtype, ReduceOp op, DataTransport* transport,
                    const Watch& watch);
-  // The same, with sends out of `source` instead of `data`.
+  // Runs a schedule with sends out of `source` instead of `data`.
   absl::Status Run(const Schedule& schedule, const void* source, void* data, DType dtype, ReduceOp op,
                    DataTransport* transport, const Watch& watch);
 

@@ -22,12 +22,12 @@ class SideThread {
   // `work` begins now; what it refers to outlives Join. False, and nothing begins: the process may start no
   // thread.
   bool Start(std::function<absl::Status()> work);
-  // Waits for its end, which `work` itself sees to, and returns what it returned. What it threw, mostly that
-  // there is no memory, is ResourceExhausted.
+  // Waits for the end of `work`, which `work` itself takes care of, and returns its result. An exception of
+  // it, mostly that there is no memory, is ResourceExhausted.
   absl::Status Join();
 
  private:
-  // What the thread touches: in a forked child nobody may touch it any more, not even to destroy it.
+  // The state of the thread: in a forked child nobody may touch it any more, not even to destroy it.
   struct Shared;
   static void Loop(Shared* shared);
 

@@ -1,4 +1,4 @@
-// What backends that work on the memory of this host have in common: sums, and collectives that move data
+// The common parts of backends that work on the memory of this host: sums, and collectives that move data
 // through the arena of the machine.
 #pragma once
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace gtrain::comm {
 
-// What is staged at once inside a machine: small enough for the caches of the ranks.
+// The bytes that are staged at once inside a machine: small enough for the caches of the ranks.
 inline constexpr size_t kStagedChunkBytes = 256 << 10;
 static_assert(kStagedChunkBytes <= kSlotBytes);
 
@@ -28,7 +28,7 @@ class Summands {
   void Into(char* to, uint64_t count, const OpRecord& record, int divisor) const {
     Reduce(to, from_.data(), from_.size(), count, record.dtype, record.op, divisor);
   }
-  // The same for several places at once.
+  // Writes the reduction to several places at once.
   void Into(absl::Span<void* const> to, uint64_t count, const OpRecord& record, int divisor) const {
     ReduceInto(to.data(), to.size(), from_.data(), from_.size(), {count, record.dtype, record.op, divisor});
   }
@@ -37,8 +37,7 @@ class Summands {
   std::vector<const void*> from_;
 };
 
-// What a sum over `ranks` ranks is divided by. Means of integers are not made here
-// (comm/exec/integer_mean.h).
+// The divisor of a sum over `ranks` ranks. Means of integers are not made here (comm/exec/integer_mean.h).
 inline int DivisorOf(const OpRecord& record, int ranks) {
   return record.op == ReduceOp::kMean && !IsInteger(record.dtype) ? ranks : 1;
 }
@@ -79,7 +78,7 @@ class StagedBackend : public CollectiveBackend {
   int world_ = 0;
 };
 
-// With the mark KnownToAll where they differ.
+// Compares the records of all ranks. Where they differ the error has the mark KnownToAll.
 absl::Status CompareRecords(absl::Span<const OpRecord> by_rank);
 
 }  // namespace gtrain::comm

@@ -23,11 +23,10 @@ bool IsCodec(int64_t number);
 std::vector<Codec> PacketCodecs();
 absl::StatusOr<Codec> ParseCodec(absl::string_view name);
 
-// The words of $GTRAIN_COMPRESSION (docs/protocols/rank-environment.md): "none", "topk density=0.01
-// warmup=100", "topk residual=bf16" (or fp32), "onebit momentum=0.9", "powersgd rank=2", "auto: fp16, topk
-// density=0.001". What is not said
-// is as published practice has it: topk density=0.01 warmup=100, onebit momentum=0.9 warmup=100, powersgd
-// rank=4 warmup=100. InvalidArgument says which word is wrong.
+// Parses $GTRAIN_COMPRESSION (docs/protocols/rank-environment.md): "none", "topk density=0.01 warmup=100",
+// "topk residual=bf16" (or fp32), "onebit momentum=0.9", "powersgd rank=2", "auto: fp16, topk density=0.001".
+// Options that are not given have the values of published practice: topk density=0.01 warmup=100, onebit
+// momentum=0.9 warmup=100, powersgd rank=4 warmup=100. InvalidArgument says which word is wrong.
 absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text);
 
 // Compresses the gradient of one bucket, step after step. A step is a transaction: Encode writes what would
@@ -51,18 +50,19 @@ class Compressor {
   virtual size_t MaxBytes() const = 0;
   virtual size_t MaxBytesNow() const = 0;
 
-  // gradient[count], float32, read only, into `packet` (at least MaxBytesNow()). Returns the bytes used. A
-  // gradient with a NaN or an infinity gives a packet that decodes to NaN everywhere, as a dense sum would
-  // poison at least some, and carries nothing over: a loss scaler sees it and skips the step. What is finite
-  // stays finite: gradient and residual together are clipped to +-65504 (fp16) or +-2^112 (bf16, int8, fp8,
-  // onebit), and what is above is lost, as with a clipped gradient, and counted. Top-k clips nothing; where
+  // Encodes gradient[count], float32, read only, into `packet` (at least MaxBytesNow()). Returns the bytes
+  // used. A gradient with a NaN or an infinity gives a packet that decodes to NaN everywhere, as a dense sum
+  // would poison at least some, and carries nothing over: a loss scaler sees it and skips the step. Finite
+  // values stay finite: gradient and residual together are clipped to +-65504 (fp16) or +-2^112 (bf16, int8,
+  // fp8, onebit), and the excess is lost, as with a clipped gradient, and counted. Top-k clips nothing; where
   // gradient, residual and momentum add up to no number, that step is poisoned, and what is carried over is
   // clipped to +-2^112. InvalidArgument: sizes do not match.
   virtual absl::StatusOr<size_t> Encode(absl::Span<const float> gradient, absl::Span<uint8_t> packet) = 0;
 
-  // By the last Encode; zeros before it, for other codecs and for a gradient that was not finite.
+  // The elements that the last Encode selected; zeros before it, for other codecs and for a gradient that was
+  // not finite.
   virtual Selected selected() const = 0;
-  // Elements that the last Encode clipped. 0 for top-k, which sends what is large as it is.
+  // Elements that the last Encode clipped. 0 for top-k, which sends large values as they are.
   virtual size_t clipped() const = 0;
 
   // FailedPrecondition: nothing is pending.

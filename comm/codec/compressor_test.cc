@@ -58,7 +58,8 @@ std::vector<float> Decoded(const std::vector<uint8_t>& packet, size_t count) {
   return out;
 }
 
-// What is sent and what is carried over is what came in: the promise of error feedback.
+// The sum of what is sent and what is carried over is the sum of the gradients: the promise of error
+// feedback.
 void ExpectSentPlusResidualIsWhatCameIn(ResidualType type) {
   // Between a bfloat16 and the next one in either direction.
   const double rounded = type == ResidualType::kBFloat16 ? 1.0 / 128 : 0;
@@ -391,8 +392,9 @@ TEST(Compressor, AFiniteGradientNeverMakesAnythingInfinite) {
   }
 }
 
-// Top-k clips nothing, because it sends what it has: a sum that is too large for a float poisons its step and
-// no other. What is not sent stays, whole: gradients in are what was sent and what is left.
+// Top-k clips nothing, because it sends values as they are: a sum that is too large for a float poisons its
+// step and no other. Elements that are not sent stay, whole: the gradients are what was sent and what is
+// left.
 TEST(Compressor, HostileGradientsOfTopKPoisonTheirStepAlone) {
   for (const float momentum : {0.0f, 0.9f}) {
     for (const ResidualType type : {ResidualType::kFloat32, ResidualType::kBFloat16}) {
@@ -445,7 +447,7 @@ TEST(Compressor, HostileGradientsOfTopKPoisonTheirStepAlone) {
   }
 }
 
-// What a version before clipping wrote.
+// A version before clipping wrote such residuals.
 TEST(Compressor, ALoadedResidualThatIsNotFiniteIsZero) {
   for (const ResidualType type : {ResidualType::kFloat32, ResidualType::kBFloat16}) {
     auto compressor = Make({.codec = Codec::kFloat16, .residual = type}, 3);
@@ -485,7 +487,8 @@ TEST(Compressor, DecodeAdds) {
   }
 }
 
-// What a peer sent as it is may hold a NaN: that spoils its own element, and no other is added twice.
+// A packet of a peer that sends float32 may hold a NaN: that spoils its own element, and no other is added
+// twice.
 TEST(Compressor, DecodeAddsAroundANaN) {
   constexpr size_t kCount = 300;
   auto compressor = Make({.codec = Codec::kNone}, kCount);

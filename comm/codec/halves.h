@@ -1,5 +1,5 @@
 // Conversions of the 16-bit and 8-bit floats, in bit arithmetic without branches so that loops over them
-// vectorise. Rounding is to nearest, ties to even. Of one element each, without memory. PURE.
+// vectorise. Rounding is to nearest, ties to even. Each converts one element, without memory. PURE.
 #pragma once
 #include <algorithm>
 #include <bit>

@@ -17,7 +17,7 @@ inline constexpr float kSmallestScaled = 1e-30f;
 // From this many elements on, an array does not stay in a cache until the next step.
 inline constexpr size_t kStreamFrom = size_t{1} << 20;
 
-// What a selection needs to know beyond its arrays.
+// The parameters of a selection beside its arrays.
 struct Selection {
   float threshold = 0;  // |value| >= threshold is taken, NaN too
   uint32_t first = 0;   // index of element 0; for bfloat16 of the start of a block (carried.h)
@@ -28,7 +28,7 @@ struct Selection {
   uint32_t seed = 0;  // of what is rounded to bfloat16
 };
 
-// Of DGC: factor * velocity + gradient goes to pending.
+// The momentum of DGC: factor * velocity + gradient goes to pending.
 template <typename T>
 struct Momentum {
   float factor = 0;
@@ -36,7 +36,7 @@ struct Momentum {
   T* pending = nullptr;
 };
 
-// On what is carried over: T is float, or uint16_t for the bfloat16 of carried.h. Such arrays are 64-byte
+// Kernels on carried state: T is float, or uint16_t for the bfloat16 of carried.h. Such arrays are 64-byte
 // aligned.
 template <typename T>
 struct CarryKernels {
@@ -50,7 +50,8 @@ struct CarryKernels {
   size_t (*select_momentum)(const float* gradient, const Momentum<T>& momentum, const T* residual,
                             T* pending_residual, size_t count, const Selection& selection, float* poison);
   // sum = a + b (b null: a alone, for the rare array that is not `within`), clipped to -largest..largest.
-  // Returns how many were. *poison becomes NaN if any of a is not finite; b is. `sum` is no part of either.
+  // Returns how many were clipped. *poison becomes NaN if any element of a is not finite; b must be finite.
+  // `sum` overlaps neither.
   size_t (*add)(const float* a, const T* b, float* sum, size_t count, float largest, float* poison);
   // out = a - b; `stream`, `seed` and `first` as in Selection.
   void (*subtract)(const float* a, const float* b, T* out, size_t count, bool stream, uint32_t seed,
@@ -70,10 +71,11 @@ struct Kernels {
     }
   }
 
-  // What was written around the caches is in memory for other threads. Once for a whole array: it waits.
+  // Makes writes around the caches visible to other threads. Call it once for a whole array, because it
+  // waits.
   void (*flush)();
 
-  // Whether all are finite and in -largest..largest.
+  // Whether all elements are finite and in -largest..largest.
   bool (*within)(const float* in, size_t count, float largest);
 
   // The block codecs: payload of `count` elements, a scale a block where the codec has them.

@@ -10,7 +10,7 @@
 namespace gtrain::comm {
 namespace {
 
-// Appends the value if it is to be sent; what is left of it else.
+// Appends the value if it is to be sent; returns the rest that is carried over.
 float Take(float value, size_t index, const Selection& s, size_t* taken) {
   if (std::fabs(value) < s.threshold) return value;
   s.indices[*taken] = s.first + static_cast<uint32_t>(index);

@@ -21,7 +21,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-// Behind the parameters of a lambda: gcc leaves the larger ones out of line, with their vectors in memory.
+// Stands behind the parameters of a lambda: gcc leaves the larger lambdas out of line, with their vectors in
+// memory.
 #ifndef GT_INLINED
 #define GT_INLINED __attribute__((always_inline))
 #endif
@@ -103,7 +104,7 @@ HWY_INLINE Four Get(const uint16_t* from, size_t i) {
   }
 }
 
-// Of the words from `word` on; the vector's start is multiplied once, not each lane.
+// The random words from `word` on; the vector's start is multiplied once, not each lane.
 HWY_INLINE W RandomWords(uint32_t seed, size_t word) {
   const W offsets = hn::Mul(hn::Iota(u32, 0), hn::Set(u32, kHashStep));
   W x = hn::Add(hn::Set(u32, seed + static_cast<uint32_t>(word) * kHashStep), offsets);
@@ -293,7 +294,7 @@ size_t Add(const float* a, const T* b, float* sum, size_t count, float largest, 
     hn::StoreU(v.v2, f, sum + i + 2 * kLanes);
     hn::StoreU(v.v3, f, sum + i + 3 * kLanes);
   }
-  // What is to be clipped or is no number is so rare that only then somebody looks which.
+  // Values that must be clipped or are no numbers are so rare that the scalar loop handles them.
   const size_t done = AllWithin(reached, largest) ? whole : 0;
   return ScalarKernels().Carrying<T>().add(a + done, b == nullptr ? nullptr : b + done, sum + done,
                                            count - done, largest, poison);

@@ -35,7 +35,8 @@ namespace {
 
 constexpr size_t kLanes = 16;
 constexpr size_t kTogether = 4;  // arrays
-// Of a column's length, what may be left of it beside those before: less is rounding.
+// A column is dependent on those before it if only this share of its length is left beside them: less is
+// rounding.
 constexpr double kDependent = 1e-6;
 
 // sums[k] = row . factor[k]: `factor` is kCount arrays of n, one behind the other.

@@ -73,7 +73,7 @@ TEST(LowRank, AMatrixOfThatRankArrivesWhole) {
         const Step step = OneStep(a, nullptr, m, rank, Array(columns * rank));
         Array wrong(m.size());
         for (size_t i = 0; i < a.size(); ++i) wrong[i] = step.approximation[i] - a[i];
-        // As much as the start hides of a direction: a factor of a few dozen.
+        // The start hides so much of a direction: a factor of a few dozen.
         EXPECT_LT(Norm(wrong), 1e-4 * Norm(a)) << rows << " x " << columns << ", rank " << rank;
       }
     }
@@ -177,8 +177,8 @@ TEST(LowRank, OnlyZeroColumnsAreFilledAndEquallyEverywhere) {
   EXPECT_EQ(right[0], static_cast<float>(Rng(9).Unit() * 2 - 1));
 }
 
-// What all ranks must have in common is computed here once more, one operation after the other, each rounded:
-// a fused product or another order of the sum would differ.
+// The values that all ranks must have in common are computed here once more, one operation after the other,
+// each rounded: a fused product or another order of the sum would differ.
 TEST(LowRank, MeansAndDirectionsHaveTheSameBitsOnEveryMachine) {
   constexpr size_t kRank = 6;
   const Matrix m{0, 45, 37};

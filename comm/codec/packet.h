@@ -13,8 +13,8 @@ namespace gtrain::comm {
 
 inline constexpr size_t kPacketHeader = 32;
 inline constexpr uint8_t kPacketPoison = 1;  // flag: the gradient was not finite
-// What is carried over, and what codecs other than fp16 and top-k send, is clipped to: 2^15 of them, and the
-// sums of a block, are finite.
+// The bound to which carried state, and the values that codecs other than fp16 and top-k send, are clipped:
+// the sum of 2^15 such values, and the sums of a block, are finite.
 inline constexpr float kLargestSent = 0x1p112f;
 
 struct PacketHeader {

@@ -235,7 +235,7 @@ void ReduceTwo(const Work& w) {
   return divide ? ReducePair<Type, Op, true, false>(w) : ReducePair<Type, Op, false, false>(w);
 }
 
-// Of a type that is often reduced; `More` are its rare operations.
+// Reduces a type that is often reduced; `More` are its rare operations.
 template <typename Type, typename... More>
 void ReduceOften(const Work& w) {
   if (w.source_count == 2 && w.output_count <= 2) {

@@ -44,7 +44,7 @@ TEST(Reduce, IntegersWrap) {
   EXPECT_EQ(ReduceAll<uint8_t>({{200}, {100}}, DType::kUint8, ReduceOp::kSum)[0], 44);
 }
 
-// Of 256 ranks, which as a uint8_t are none.
+// A divisor of 256 ranks is 0 as a uint8_t.
 TEST(Reduce, ADivisorNeedNotFitIntoTheType) {
   EXPECT_EQ(ReduceAll<uint8_t>({{200}, {55}}, DType::kUint8, ReduceOp::kMean, 256)[0], 0);
   EXPECT_EQ(ReduceAll<uint8_t>({{200}, {55}, {0}}, DType::kUint8, ReduceOp::kMean, 255)[0], 1);
@@ -105,7 +105,7 @@ std::complex<double> AsNumber(DType dtype, const char* at) {
   }
 }
 
-// The same bits, or NaNs with whatever bits.
+// True for the same bits, or for NaNs with whatever bits.
 bool Same(DType dtype, const char* a, const char* b) {
   const auto same = [](double x, double y) {
     return (std::isnan(x) && std::isnan(y)) || std::memcmp(&x, &y, sizeof x) == 0;
@@ -328,7 +328,8 @@ TEST(Float8, EveryValueSurvivesTheRoundTrip) {
   }
 }
 
-// Of all float bits in steps: no other number is nearer, and of two as near the even one is taken.
+// Tests float bits in steps over the whole range: no other number is nearer, and of two as near the even one
+// is taken.
 template <typename From, typename To>
 void ExpectNearest(From from, To to, float largest) {
   for (uint64_t bits = 0; bits < 0x7f800000; bits += 0xfff) {
@@ -375,9 +376,9 @@ TEST(Float16, EveryValueSurvivesTheRoundTrip) {
 }
 
 #if defined(__SSE2__)
-// What torch.set_flush_denormal(True) sets on a thread: subnormal floats are zero, as operands and as
-// results. Ranks that do and ranks that do not get the same of the narrow types, which have subnormals of
-// their own.
+// torch.set_flush_denormal(True) sets these bits on a thread: subnormal floats are zero, as operands and as
+// results. Ranks with and without them convert the narrow types, which have subnormals of their own, to the
+// same bits.
 TEST(Float16, AThreadThatFlushesSubnormalFloatsConvertsTheSame) {
   constexpr unsigned kFlush = 0x8040;
   const auto all = [] {

@@ -20,8 +20,9 @@ namespace gtrain::comm {
 
 enum class SimdLevel { kBaseline, kSsse3, kSse4, kAvx2, kAvx3 };
 
-// What Highway's targets of these names use. libc knows it from the start; to ask the CPU again (libgcc's
-// __builtin_cpu_supports does, in every program that has it) takes 0.05 ms in a virtual machine.
+// The best level whose CPU features, those of Highway's target of the same name, are there. libc knows them
+// from the start; to ask the CPU again (libgcc's __builtin_cpu_supports does, in every program that has it)
+// takes 0.05 ms in a virtual machine.
 inline SimdLevel BestSimdLevel() {
   if (!CPU_FEATURE_ACTIVE(SSSE3)) return SimdLevel::kBaseline;
   if (!CPU_FEATURE_ACTIVE(SSE4_2) || !CPU_FEATURE_ACTIVE(AES) || !CPU_FEATURE_ACTIVE(PCLMULQDQ))

@@ -129,9 +129,9 @@ size_t TopKSelector::SelectChunk(const TopKInput<T>& input, size_t begin, size_t
                                  at(input.residual), at(input.pending_residual), count, selection, poison);
 }
 
-// The k-th largest magnitude of what is taken becomes the threshold. Of those that have it so many belong to
-// the k. A count of magnitudes by the upper bits of their distance to the threshold so far, which all reach,
-// says which few of them have to be compared.
+// Raises the threshold to the k-th largest magnitude of the taken elements. Returns how many of the elements
+// with exactly that magnitude belong to the k. A histogram over the upper bits of the distance to the old
+// threshold, which all elements reach, says which few elements have to be compared.
 size_t TopKSelector::RaiseThreshold(size_t k) {
   const std::vector<float>& values = scratch_->values;
   std::vector<float>& magnitudes = scratch_->magnitudes;
@@ -169,7 +169,7 @@ void TopKSelector::Prune(const TopKInput<T>& input, size_t k) {
     const float magnitude = std::fabs(value);
     bool keep = magnitude > threshold_;
     if (magnitude == threshold_ && equals > 0) keep = true, --equals;
-    // Both are written and one counts: which of them cannot be predicted.
+    // Both arrays are written and one of them counts: which one cannot be predicted.
     indices[kept] = back_indices[back] = index;
     values[kept] = magnitudes[back] = value;
     kept += keep;
@@ -177,7 +177,8 @@ void TopKSelector::Prune(const TopKInput<T>& input, size_t k) {
   }
   taken_ = kept;
   if (input.pending_residual == nullptr) return;
-  // What was written around the caches comes back from memory, so long before it is needed.
+  // Elements that were written around the caches come back from memory, so they are fetched long before they
+  // are needed.
   constexpr size_t kAhead = 32;
   for (size_t i = 0; i < back; ++i) {
     if (i + kAhead < back) Fetch(input, back_indices[i + kAhead]);

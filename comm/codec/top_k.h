@@ -24,9 +24,9 @@ struct TopKInput {
   uint32_t seed = 0;
 };
 
-// Where selected elements are put while a pass goes on. Of no value from call to call, so a thread has one
-// for all its selectors: a rank of n has n of them. As large as the largest call of the thread wants, 32
-// bytes for each of `high` elements; what a warm-up wanted more goes again.
+// Room for the selected elements during a pass. It holds nothing from call to call, so a thread has one for
+// all its selectors: a rank of n has n of them. It is as large as the largest call of the thread wants, 32
+// bytes for each of `high` elements; what a warm-up wanted more is freed again.
 struct TopKScratch {
   void MakeRoom(size_t room);
 
@@ -47,11 +47,12 @@ class TopKSelector {
   template <typename T>
   bool Select(const TopKInput<T>& input, size_t low, size_t k, size_t high);
 
-  // Of the last call, indices rising; until any selector is called in the same thread.
+  // The elements selected by the last call, by rising index; valid until any selector is called in the same
+  // thread.
   absl::Span<const uint32_t> indices() const { return absl::MakeConstSpan(scratch_->indices.data(), taken_); }
   absl::Span<const float> values() const { return absl::MakeConstSpan(scratch_->values.data(), taken_); }
-  // What the next call begins with: a selector that is given both selects what this one would. Threshold 0:
-  // nothing was selected yet, as in a new one, and the margin is not looked at.
+  // The threshold and margin with which the next call begins: a selector that is given both selects what this
+  // one would. Threshold 0: nothing was selected yet, as in a new one, and the margin is ignored.
   float carried() const { return carried_; }
   float margin() const { return margin_; }
   void BeginWith(float carried, float margin) {

@@ -15,7 +15,8 @@ namespace gtrain {
 // Handle of one call. Copies are the same call. Thread-safe; outlives the AsyncCalls it is from.
 class AsyncCall {
  public:
-  // What the call returned, or nullopt when it still goes on after `timeout`. Zero only asks.
+  // Returns the result of the call, or nullopt when it is still running after `timeout`. With a timeout of 0
+  // it only asks.
   std::optional<absl::Status> Wait(absl::Duration timeout) const;
 
  private:
@@ -51,12 +52,13 @@ class AsyncCalls {
 
   void SetLongest(absl::Duration longest);
 
-  // Never waits for a call. ResourceExhausted when kWaitingMax have not begun. What `body` throws becomes
-  // Internal.
+  // Queues a call and never waits for one. ResourceExhausted when kWaitingMax have not begun. An exception
+  // that `body` throws becomes Internal.
   absl::StatusOr<AsyncCall> Start(Body body);
-  // The same, and made even if this is destroyed before its turn: last words to other ranks.
+  // Queues a call that is made even if this is destroyed before its turn: last words to other ranks.
   absl::StatusOr<AsyncCall> StartForSure(Body body);
-  // On the calling thread, after everything started before. DeadlineExceeded when that does not end.
+  // Makes a call on the calling thread, after everything started before. DeadlineExceeded when that does not
+  // end.
   absl::Status Now(const Body& body);
 
  private:

@@ -111,7 +111,7 @@ TEST(AsyncCalls, ExceptionsBecomeErrorsAndSignalsStayOutside) {
 
 constexpr int kRanks = 3;
 
-// As every rank, in threads.
+// Runs `body` as every rank, in threads.
 void WithRanks(const std::function<void(Communicator&)>& body) {
   comm::FakeWorld world(comm::FakeWorld::OneNode(kRanks));
   std::vector<std::thread> threads;

@@ -22,7 +22,8 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat64,    DType::kFloat16
 constexpr ReduceOp kOps[] = {ReduceOp::kSum,     ReduceOp::kMean,   ReduceOp::kMin,   ReduceOp::kMax,
                              ReduceOp::kProduct, ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor};
 
-// What has loops of its own, but its data go the same ways as those of the others: a few sizes are enough.
+// Types and operations that have loops of their own, but whose data go the same ways as those of the others:
+// a few sizes are enough for them.
 bool Rare(DType dtype, ReduceOp op) { return dtype > DType::kUint8 || op > ReduceOp::kMax; }
 
 double At(const std::vector<char>& data, size_t i, DType dtype) {
@@ -108,7 +109,7 @@ void Set(char* data, size_t i, DType dtype, int value) {
 int Input(int rank, size_t i) { return static_cast<int>((i * 3 + static_cast<size_t>(rank) * 5) % 11); }
 
 // Small integers, so that all but means are exact in every type and in every order: factors are mostly 1, and
-// float8_e5m2 has three significant bits. Of bool some elements are the same on all ranks, and not all bytes
+// float8_e5m2 has three significant bits. For bool some elements are the same on all ranks, and not all bytes
 // are 0 or 1.
 int Operand(int rank, size_t i, ReduceOp op, DType dtype) {
   const int input = Input(rank, i);
@@ -148,7 +149,7 @@ double Expected(int ranks, size_t i, ReduceOp op, DType dtype) {
   return 0;
 }
 
-// Of float8, whose means are at most 1, half of the last digit.
+// For float8, whose means are at most 1 here, this is half of the last digit.
 double Tolerance(DType dtype) {
   if (dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2) return 0.07;
   return dtype == DType::kBFloat16 ? 0.1 : dtype == DType::kFloat16 ? 0.02 : 1e-5;
@@ -215,7 +216,7 @@ absl::Status CheckReduceScatter(Communicator& c, size_t count, DType dtype, Redu
     const double got = At(output, i, dtype), wanted = Expected(c.size(), first + i, op, dtype);
     if (Off(got, wanted, dtype)) return Wrong("reduce-scatter", i, got, wanted);
   }
-  // What is not output is as it was.
+  // The elements that are not output must be unchanged.
   own.assign(input, input + all * element);
   for (size_t i = 0; i < all; ++i) {
     if (in_place && i >= first && i < first + count) continue;
@@ -288,7 +289,7 @@ absl::Status CheckInts(const std::vector<int32_t>& got, const std::vector<int32_
   return absl::OkStatus();
 }
 
-// Of rank's part `to`: every rank knows what all have.
+// The element that `rank` has for `to`: a function of both, so that every rank can compute what all have.
 int32_t PartElement(int rank, int to, size_t i) { return 10'007 * rank + 101 * to + static_cast<int32_t>(i); }
 
 absl::Status CheckGatherAndScatter(Communicator& c, size_t count, int root) {
@@ -485,7 +486,7 @@ absl::Status DirectMemory(Communicator& c) {
   RETURN_IF_BAD(CheckAllReduce(c, count - 10, DType::kFloat16, ReduceOp::kSum, data + 64));
   RETURN_IF_BAD(CheckAllReduce(c, 5, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
   RETURN_IF_BAD(CheckAllReduce(c, 0, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
-  // Only some ranks in such memory.
+  // Only some ranks use such memory here.
   RETURN_IF_BAD(
       CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kSum, c.rank() % 2 == 0 ? data : nullptr));
   auto* numbers = reinterpret_cast<int32_t*>(data);
@@ -506,7 +507,7 @@ absl::Status DirectMemory(Communicator& c) {
   RETURN_IF_BAD(CheckReduce(c, count, DType::kInt32, ReduceOp::kSum, 0, c.rank() == 0 ? nullptr : data));
   RETURN_IF_BAD(CheckAllToAll(c, count, blocks));
   RETURN_IF_BAD(CheckAllToAll(c, count, c.rank() == 0 ? nullptr : blocks));
-  // From one buffer into another.
+  // Reduces from one buffer into another.
   const std::vector<int64_t> input(1000, c.rank() + 1);
   std::vector<int64_t> output(input.size());
   RETURN_IF_BAD(c.AllReduce(input.data(), output.data(), input.size(), DType::kInt64, ReduceOp::kSum));

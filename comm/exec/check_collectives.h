@@ -27,11 +27,11 @@ absl::Status Everything(Communicator& c);
 absl::Status EveryWay(Communicator& c);
 // Between every two ranks, there and back, with all-reduces in between.
 absl::Status SendAndReceive(Communicator& c);
-// Gather, scatter and what has parts that differ.
+// Checks gather, scatter and the collectives of uneven parts.
 absl::Status Uneven(Communicator& c);
 // Rings, tags, any source, groups.
 absl::Status Messages(Communicator& c);
-// The same with memory of Allocate(), on all and on some of the ranks.
+// Checks collectives on memory of Allocate(), on all and on some of the ranks.
 absl::Status DirectMemory(Communicator& c);
 // Rows and columns of a mesh of two columns, each a communicator of its own; `c` has an even number of ranks.
 absl::Status RowsAndColumns(Communicator& c);

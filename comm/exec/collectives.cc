@@ -1,4 +1,4 @@
-// The collectives whose parts are equal: what they ask of the backend, and what they are for one rank alone.
+// The collectives of equal parts: their calls of the backend, and their work for one rank alone.
 #include <cstring>
 #include <vector>
 

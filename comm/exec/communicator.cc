@@ -26,13 +26,13 @@
 namespace gtrain::comm {
 namespace {
 
-// A rank with arguments that cannot be waits so long for the others, to tell them.
+// A rank with impossible arguments waits so long for the others, to tell them.
 constexpr absl::Duration kTellRefused = absl::Seconds(30);
-// What a rank has sent and nobody has received yet keeps the end of its communicator so long.
+// A communicator that is destroyed waits so long for its sent messages to be received.
 constexpr absl::Duration kSentIsTaken = absl::Seconds(30);
 
-// What `body` says, or what it throws, which is mostly that there is no memory: the others must not wait for
-// this rank.
+// Returns the status of `body`, or an exception of it as a status, which is mostly that there is no memory:
+// the others must not wait for this rank.
 absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
   try {
     return body();
@@ -41,14 +41,14 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
   }
 }
 
-// First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
-// against an error, not against what was asked for and is not there.
+// First byte of each rank's blob, so that all ranks report the error of one. A restart helps against
+// kMeetError, not against kMeetNever: a requested thing that does not exist.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
 constexpr uint32_t kMeetVersion = (12 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 
-// Of a variable that all ranks must have alike: the same error on all when they have not.
+// Checks a variable that all ranks must have alike: if they have not, all get the same error.
 absl::Status CheckAlike(absl::string_view name, const std::vector<std::string>& by_rank,
                         const std::vector<Member>& members) {
   std::map<std::string, std::vector<size_t>> ranks_of;
@@ -65,7 +65,7 @@ absl::Status CheckAlike(absl::string_view name, const std::vector<std::string>& 
                                                     ". Set the same for all ranks, or for none"));
 }
 
-// What every rank calls its algorithm. The same error on all when one is none, or they differ.
+// Parses the algorithm of every rank. All get the same error when one is unknown, or when they differ.
 absl::StatusOr<AllReduceWish> AgreedWish(const std::vector<std::string>& by_rank,
                                          const std::vector<Member>& members) {
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -80,7 +80,7 @@ absl::StatusOr<AllReduceWish> AgreedWish(const std::vector<std::string>& by_rank
   return *AllReduceWishFrom(by_rank[0]);
 }
 
-// The same for the network between machines.
+// Checks the setting of every rank for the network between machines in the same way.
 absl::Status CheckNetworks(const std::vector<std::string>& by_rank, const std::vector<Member>& members) {
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     if (absl::Status good = CheckTransportsWish(by_rank[rank]); !good.ok())
@@ -141,7 +141,7 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   Generation generation() const override { return whole_->generation(); }
   const std::vector<Member>& members() const override { return members_; }
   int OfWhole(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
-  // For some of these: they may outlive this one.
+  // Makes the Bootstrap of some of these members, which may outlive this one.
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const {
     std::vector<int> of_whole;
     for (int r : ranks) of_whole.push_back(ranks_[static_cast<size_t>(r)]);
@@ -311,7 +311,7 @@ absl::Status ExecCommunicator::OpenMemory(const Watch& watch) {
   return absl::OkStatus();
 }
 
-// What the peers are told: where this rank is reached.
+// Returns the address of this rank for its peers.
 absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
   if (nodes() == 1) return std::string();
   if (options_.transport) {
@@ -323,7 +323,7 @@ absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
     const Member& me = bootstrap_->members()[static_cast<size_t>(rank())];
     GT_ASSIGN_OR_RETURN(fabric, Fabric::Open(me.address, options_.network));
   }
-  // Of parts, too, which may outlive this communicator and not the bootstrap.
+  // This is used by parts, too, which may outlive this communicator but not the bootstrap.
   const auto broken = [bootstrap = bootstrap_](int rank, const std::string& symptom) {
     bootstrap->ReportLink(rank, symptom);
   };
@@ -423,7 +423,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::MakePart(int col
   return group;
 }
 
-// Of `ranks` of `whole`, whose connections, measured links and settings it takes over.
+// Connects a part that consists of `ranks` of `whole`; it takes over the connections, measured links and
+// settings of `whole`.
 absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const std::vector<int>& ranks) {
   wish_ = whole.wish_;
   if (size() == 1) return OpenMessages();
@@ -444,7 +445,7 @@ absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const 
 
 // ------------------------------------------------------------------ point to point
 
-// Of what comes before it nothing is lost: inboxes and links keep it.
+// Messages that arrive before this are not lost: inboxes and links keep them.
 absl::Status ExecCommunicator::OpenMessages() {
   PointToPoint::Place place;
   place.self = rank();
@@ -502,7 +503,7 @@ std::vector<std::string> ExecCommunicator::NamesOf(const std::vector<int>& ranks
   return names;
 }
 
-// Whom a call waited for, where that was over the network: shared memory knows it itself.
+// Adds the ranks that the call waited for, where it waited over the network: shared memory adds them itself.
 absl::Status ExecCommunicator::WithMissing(const absl::Status& why) const {
   const DataTransport* const network = transport_ != nullptr ? transport_.get() : rail_.get();
   if (!absl::IsDeadlineExceeded(why) || network == nullptr || network->Unfinished().empty()) return why;
@@ -517,7 +518,7 @@ absl::Status ExecCommunicator::SomebodyLeft() const {
   return left_.Look(NameOf(left[0]));
 }
 
-// In every wait: whichever way a peer said it.
+// Called in every wait: finds the notice of a peer in whichever way the peer sent it.
 absl::Status ExecCommunicator::Check() const {
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Failure());
   if (transport_ != nullptr) GT_RETURN_IF_ERROR(transport_->Heard());
@@ -529,7 +530,7 @@ absl::Status ExecCommunicator::Check() const {
   return parent_ == nullptr ? absl::OkStatus() : parent_->Check();
 }
 
-// What comes from another rank is passed on in its words.
+// A notice from another rank is passed on unchanged.
 std::string ExecCommunicator::Notice(const absl::Status& why) const {
   if (IsKnownToAll(why) || !bootstrap_->Alive().ok()) return "";
   if (std::string heard = NoticeIn(why); !heard.empty()) return heard;
@@ -540,8 +541,8 @@ std::string ExecCommunicator::Notice(const absl::Status& why) const {
   return absl::StrReplaceAll(words, {{absl::string_view("\0", 1), " "}}).substr(0, kNoticeBytesMax);
 }
 
-// A call that runs ends itself, as soon as it looks; where none runs it is done here. `running_` is looked at
-// after the word is there by both, so one of them sees to it.
+// A running call ends itself, as soon as it checks; where none runs this thread does it. Both look at
+// `running_` after `aborted_for_` is set, so one of them does it.
 void ExecCommunicator::Abort(const absl::Status& why) {
   if (why.ok() || !Usable().ok()) return;
   {
@@ -577,7 +578,7 @@ absl::Status ExecCommunicator::Die(absl::Status why) {
   if (messages_ != nullptr) messages_->Fail(why);
   const std::string notice = Notice(why);
   if (!notice.empty() && shm_ != nullptr) shm_->Fail(notice);
-  // Of a generation that is over nobody needs what has not left yet.
+  // Nobody needs the unsent messages of a generation that is over.
   if (transport_ != nullptr && (!notice.empty() || !bootstrap_->Alive().ok())) transport_->Fail(notice);
   rail_.reset();
   transport_.reset();

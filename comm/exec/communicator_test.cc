@@ -1,4 +1,4 @@
-// What collectives give, among threads, on one machine and on several pretended ones.
+// Tests the results of collectives, among threads, on one machine and on several pretended ones.
 #include "comm/exec/communicator.h"
 
 #include <unistd.h>
@@ -64,7 +64,7 @@ TEST(Communicator, SeveralMachinesOverAFakeNetwork) {
   }
 }
 
-// Of GTRAIN_COMM_ALGO, where each machine has one rank and where some have several.
+// The values of GTRAIN_COMM_ALGO that fit: where each machine has one rank, and where some have several.
 std::vector<std::string> AlgorithmsOn(const std::vector<std::string>& nodes) {
   if (std::set<std::string>(nodes.begin(), nodes.end()).size() == nodes.size())
     return {"auto", "ring", "doubling", "halving-doubling", "double-tree"};
@@ -99,7 +99,7 @@ TEST(Communicator, ResultsAreBitIdenticalOnAllRanks) {
   }
 }
 
-// What was measured chose the order of additions anew in each start.
+// Measurements used to choose the order of additions anew in each start.
 TEST(Communicator, DeterministicIsThePlanOfTheTopologyAlone) {
   for (const auto& nodes : std::vector<std::vector<std::string>>{
            {"a", "b", "c", "d", "e"}, {"a", "a", "b", "b", "c", "c", "d", "d", "e", "e"}}) {
@@ -199,7 +199,8 @@ constexpr int kSlowMs = 40;
 #else
 constexpr int kSlowMs = 4;
 #endif
-// From a moment on every exchange takes some milliseconds more. Notes those that measure what a round costs.
+// A transport whose exchanges take some milliseconds more from a moment on. It notes the exchanges that
+// measure what a round costs.
 class SlowerTransport final : public DataTransport {
  public:
   SlowerTransport(std::unique_ptr<DataTransport> inner, const std::atomic<bool>* slow,
@@ -239,8 +240,8 @@ class SlowerTransport final : public DataTransport {
   const int slow_ms_;
 };
 
-// What was measured when a communicator was made is measured again when the links have changed, by all, in
-// the middle of whatever they call.
+// The links that were measured when a communicator was made are measured again when they have changed, by all
+// ranks, in the middle of whatever collective they call.
 TEST(Communicator, LinksThatChangeAreMeasuredAgain) {
   std::vector<std::string> seventeen{"m0"};
   for (int machine = 0; machine < 17; ++machine) seventeen.push_back(absl::StrCat("m", machine));
@@ -260,7 +261,8 @@ TEST(Communicator, LinksThatChangeAreMeasuredAgain) {
           RETURN_IF_BAD(c.Barrier());
           own = 0;
           int32_t seen = 0;
-          // Until the first rank has measured, which all hear of; without a change it does not.
+          // The loop runs until the first rank has measured, which all hear of; without a change no rank
+          // does.
           const int calls = (phase == 0 ? 2 : deterministic ? 5 : 12) * LinkDrift::kWindow;
           for (int call = 0; call < calls && seen == 0; ++call) {
             RETURN_IF_BAD(CheckAllReduce(c, 10'000, DType::kInt32, ReduceOp::kSum));
@@ -309,7 +311,7 @@ TEST(Communicator, MeasuringAgainIsNotPaidByADeadline) {
   EXPECT_GT(measuring[0], 0) << "nothing was measured again";
 }
 
-// What comes in before the ranks have compared what they call lies where nobody sees it.
+// Data that arrive before the ranks have compared their calls must not reach the output.
 TEST(Communicator, L6AnAllToAllOfOtherCountsChangesNothing) {
   for (const auto& nodes : kFours) {
     SCOPED_TRACE(testing::PrintToString(nodes));
@@ -343,7 +345,7 @@ TEST(Communicator, NoElementsOfMemoryThatIsFreedAtOnce) {
   }
 }
 
-// What is wrong with the setting of one rank, all say, with the same words.
+// All ranks report what is wrong with the setting of one rank, with the same message.
 TEST(Communicator, AlgorithmsThatDifferOrAreNone) {
   const auto refused = [](const std::vector<std::string>& nodes, const std::vector<std::string>& algorithms) {
     FakeWorld world(nodes);
@@ -370,7 +372,7 @@ TEST(Communicator, AlgorithmsThatDifferOrAreNone) {
   EXPECT_THAT(refused({"a"}, {"best"}), testing::HasSubstr("GTRAIN_COMM_ALGO is 'best'"));
 }
 
-// Of GTRAIN_COMM_TLS: who has which, with the address of the machine.
+// The errors about GTRAIN_COMM_TLS say which rank has which value, with the address of its machine.
 TEST(Communicator, NetworksThatDifferOrAreNone) {
   const auto refused = [](const std::vector<std::string>& nodes, const std::vector<std::string>& networks) {
     std::vector<std::string> addresses;
@@ -482,8 +484,8 @@ TEST(Communicator, NothingPilesUpWithSplitsThatAreClosed) {
   }
 }
 
-// What was freed is gone on all ranks once they have used such memory again, also where the same is asked for
-// again and again.
+// Freed memory is unmapped on all ranks once they have used memory of Allocate again, also where the same
+// size is allocated again and again.
 TEST(Communicator, FreedMemoryGoes) {
   FakeWorld world(FakeWorld::OneNode(3));
   ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {

@@ -1,5 +1,5 @@
-// What a communicator of 4 to 1,024 ranks costs, counted among threads over a network in memory: comm/exec/
-// communicator.h, comm/shm/shm_group.h and comm/plan/schedule.h say it as functions of n.
+// Counts what a communicator of 4 to 1,024 ranks costs, among threads over a network in memory, and compares
+// it with the functions of n in comm/exec/communicator.h, comm/shm/shm_group.h and comm/plan/schedule.h.
 #include <algorithm>
 #include <barrier>
 #include <bit>
@@ -22,7 +22,7 @@
 namespace gtrain::comm {
 namespace {
 
-// Of one rank, in one thing that it does.
+// The counts of one rank, in one thing that it does.
 struct Counts {
   uint64_t all_gathers = 0;  // through the head
   uint64_t arenas = 0;       // asked for
@@ -99,7 +99,7 @@ class CountingBootstrap final : public Bootstrap {
   Counts* const counts_;
 };
 
-// What all ranks together hold at one moment.
+// The resources that all ranks together hold at one moment.
 struct Held {
   size_t mapped = 0, descriptors = 0;
   uint64_t arena_bytes = 0;
@@ -192,13 +192,14 @@ void CheckHeld(const Costs& costs, uint64_t n, uint64_t of_each) {
   }
 }
 
-// Messages of the leader of each machine, which sends most. `ways`: to speak, that were measured.
+// Checks the messages of the leader of each machine, which sends most. `ways` is the number of ways to speak
+// that were measured.
 void CheckMessages(const Costs& costs, uint64_t n, uint64_t of_each, uint64_t ways) {
   const uint64_t machines = n / of_each, others = machines - 1, log = std::bit_width(others);
   const bool several = of_each > 1, few = machines <= 16;
   const uint64_t enter = several && few ? others : log;
-  // Of an all-gather: above 16 machines one or two a round, or one for each machine where each of its ranks
-  // carries a part, which do not lie together.
+  // The messages of an all-gather: above 16 machines one or two a round, or one for each machine where each
+  // of its ranks carries a part, which are not contiguous.
   const uint64_t gather = few ? others : log,
                  gather_most = few || several ? std::max(others, 2 * log) : 2 * log;
   const uint64_t fixed = gather + (ways + 1) * gather + enter,
@@ -218,7 +219,8 @@ void CheckMessages(const Costs& costs, uint64_t n, uint64_t of_each, uint64_t wa
   }
   for (uint64_t rank = 0; rank < n; ++rank) {
     if (rank % of_each == 0) continue;
-    // Of each way to speak that is not the leader's alone.
+    // Ranks that are no leaders send messages only to measure the ways to speak that are not the leader's
+    // alone.
     EXPECT_LE(costs.of_rank[kMake][rank].messages, ways > 1 ? 40 : 0);
     EXPECT_EQ(costs.of_rank[kAllReduce][rank].messages, 0);
   }
@@ -238,7 +240,7 @@ void CheckCosts(int ranks, int of_each, const std::string& algorithm, uint64_t w
   CheckMessages(costs, static_cast<uint64_t>(ranks), static_cast<uint64_t>(of_each), ways);
 }
 
-// What is counted does not depend on the time that it takes, which with a thread a rank is minutes under a
+// The counts do not depend on the time that a run takes, which with a thread a rank is minutes under a
 // sanitizer.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kMostRanks = 256;

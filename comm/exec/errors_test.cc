@@ -1,4 +1,5 @@
-// Errors of one member, mistakes of a program and members that do not come: who hears what of whom.
+// Errors of one member, mistakes of a program and members that do not come: which ranks hear of them, and
+// how.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -71,7 +72,8 @@ TEST(Communicator, AnAbortInAPartStaysThere) {
   EXPECT_EQ(results[3].message(), "words of its own");
 }
 
-// Of those that wait for a message of the rank that errs, and of those that wait in another call.
+// The error ends the calls of ranks that wait for a message of the failing rank, and of those in another
+// call.
 TEST(Communicator, AnErrorOfASendEndsTheCallsOfAll) {
   for (const auto& nodes : kFours) {
     SCOPED_TRACE(testing::PrintToString(nodes));
@@ -89,8 +91,8 @@ TEST(Communicator, AnErrorOfASendEndsTheCallsOfAll) {
   }
 }
 
-// All learn whose part of it failed, in a part and in the first communicator of all, where nobody has
-// anything yet to say it with.
+// All ranks learn which rank failed, in a split and in the first communicator of all, where there is no
+// communicator yet to tell them with.
 TEST(Communicator, ARankWithoutMemoryIsNamedByAll) {
   for (const auto& nodes : {kFours[0], kFours[1]}) {
     for (int victim = 0; victim < 4; ++victim) {
@@ -110,7 +112,7 @@ TEST(Communicator, ARankWithoutMemoryIsNamedByAll) {
             kNever);
         int never = 0;
         for (const absl::Status& status : results) {
-          // Who hears of it from one that gave up already knows no more than that.
+          // A rank that hears of it from one that gave up already knows no more than that.
           EXPECT_TRUE(absl::IsFailedPrecondition(status) || absl::IsUnavailable(status)) << status;
           never += absl::IsFailedPrecondition(status) ? 1 : 0;
           EXPECT_THAT(std::string(status.message()),
@@ -455,9 +457,9 @@ TEST(Communicator, DeadlineNamesTheRankThatDidNotCome) {
           return status;
         },
         absl::Seconds(2));
-    // At least one saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier that
-    // all have entered: either answer is right for it.
-    // Between machines a rank knows whom itself waits for, who may wait for rank 1.
+    // At least one rank saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier
+    // that all have entered: either answer is right for it. Between machines a rank can only name the rank
+    // that it waits for itself, which may in turn wait for rank 1.
     int deadline = 0, named = 0;
     for (const absl::Status& s : {results[0], results[2]}) {
       EXPECT_FALSE(s.ok());
@@ -505,7 +507,7 @@ TEST(Communicator, ARankThatEndedWellEndsTheCallsThatWaitForIt) {
   }
 }
 
-// On its machine and on others, by the name that it has there.
+// Ranks on its machine and on others hear of it, by the name that it has there.
 TEST(Communicator, L5PeerThatClosedItsCommunicatorIsAnErrorNotAHang) {
   for (const auto& nodes : kFours) {
     for (int closes = 0; closes < 4; ++closes) {
@@ -574,7 +576,8 @@ TEST(Communicator, AnAbortReachesOtherMachinesThroughALeaderThatCloses) {
   }
 }
 
-// Also when its own wait for them, which is only to tell them, ends first; and whatever they are made of.
+// The message arrives also when the rank's own wait, which is only to tell the others, ends first; and
+// whatever it contains.
 TEST(Communicator, TheWordsOfARankReachTheOthers) {
   using std::string_literals::operator""s;
 #if defined(__SANITIZE_THREAD__)
@@ -600,7 +603,7 @@ TEST(Communicator, TheWordsOfARankReachTheOthers) {
           return status;
         },
         kWait);
-    // By its record, or by its notice: who is slow to look may still find the record.
+    // A rank hears of it by the record, or by the notice: a rank that looks late may still find the record.
     for (size_t rank = 0; rank < results.size(); ++rank) {
       const std::string words(results[rank].message());
       EXPECT_THAT(words, testing::HasSubstr(rank == kVictim ? "" : "rank 1 "));
@@ -620,7 +623,7 @@ TEST(Communicator, TheWordsOfARankReachTheOthers) {
   }
 }
 
-// What another rank said, in another job or long ago, is this rank's own reason.
+// A notice that this rank quotes, of another job or of long ago, counts as this rank's own reason.
 TEST(Communicator, WordsLikeANoticeAreNone) {
   for (const auto& nodes : kFours) {
     SCOPED_TRACE(testing::PrintToString(nodes));

@@ -1,11 +1,12 @@
-// The class behind MakeCommunicator: set-up, the frame of every collective and giving up in communicator.cc,
-// the collectives in collectives.cc and uneven.cc. What they do is said and done by the backends
-// (comm/port/collective_backend.h), of which it makes the one that fits where the ranks are.
+// The class behind MakeCommunicator: set-up, the frame of every collective and giving up are in
+// communicator.cc, the collectives in collectives.cc and uneven.cc. The backends
+// (comm/port/collective_backend.h) carry them out and say how; the class makes the one that fits where the
+// ranks are.
 //
-// Of n ranks on N machines each keeps n times some hundred bytes (members, addresses, records), an arena
-// where its machine has several of them (comm/shm/shm_group.h), and scratch of at most 16 MiB, from the first
-// call on that needs some. Messages: comm/exec/point_to_point.h. A split is an all-gather of 16 bytes of each
-// rank, an arena, and a barrier of the new one.
+// Among n ranks on N machines each rank keeps n times some hundred bytes (members, addresses, records), an
+// arena where its machine has several of them (comm/shm/shm_group.h), and scratch of at most 16 MiB, from the
+// first call on that needs some. comm/exec/point_to_point.h says what messages cost. A split is an all-gather
+// of 16 bytes of each rank, an arena, and a barrier of the new communicator.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -79,14 +80,15 @@ class ExecCommunicator final : public Communicator, private Interrupt {
  private:
   class SubBootstrap;
   class Members;
-  // This rank's blob to all, theirs back.
+  // Sends this rank's blob to all ranks and returns the blobs of all.
   using GatherFn = std::function<absl::StatusOr<std::vector<std::string>>(const std::string& blob)>;
 
   int nodes() const { return static_cast<int>(hierarchy_.nodes.size()); }
-  // `sums`: the calls of a mean of integers and the memory that they need. Before it touches any, all ranks
-  // agree on `record`: a wrong count is an error, and no write beyond somebody's data.
+  // Computes a mean of integers: `sums` makes the calls and allocates the memory that they need. Before
+  // `sums` touches any memory, all ranks agree on `record`: a wrong count is an error, and no write beyond
+  // somebody's data.
   absl::Status TwoSums(const OpRecord& record, const void* data, absl::FunctionRef<absl::Status()> sums);
-  // Of integers' means only the sums.
+  // Where the mean of integers is asked for, these compute only the sum.
   absl::Status AllReduceOnce(void* data, size_t count, DType dtype, ReduceOp op);
   absl::Status ReduceScatterOnce(const void* input, void* output, size_t count, DType dtype, ReduceOp op);
   absl::Status ReduceOnce(void* data, size_t count, DType dtype, ReduceOp op, int root);
@@ -105,17 +107,17 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::Status Move(absl::Span<const Message> messages);
   absl::Status MoveBlocks(const char* input, absl::Span<const size_t> send_counts, char* output,
                           absl::Span<const size_t> receive_counts, DType dtype);
-  // What was refused is an error of all.
+  // Makes the refusal of this rank's arguments an error of all ranks.
   absl::Status Refused(absl::Status status);
   absl::Status SomebodyLeft() const;
   absl::Status Check() const override;
   std::string Notice(const absl::Status& why) const override;
-  // What peers and people call a rank.
+  // The name of a rank for its peers and for people.
   std::string NameOf(int rank) const;
   std::vector<std::string> NamesOf(const std::vector<int>& ranks) const;
   absl::Status WithMissing(const absl::Status& why) const;
   Watch MakeWatch() const { return Watch(bootstrap_, timeout(), this); }
-  // Tells the others and is dead; `why`.
+  // Tells the others, makes this communicator dead, and returns `why`.
   absl::Status Die(absl::Status why);
   class Running;
   absl::Status NotForked() const;
@@ -133,7 +135,8 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   Hierarchy hierarchy_;
   std::unique_ptr<ShmGroup> shm_;             // nullptr: one rank on every machine
   std::unique_ptr<DataTransport> transport_;  // among all ranks; nullptr: one machine
-  // Of it the ranks at this one's place on all machines, by machine; nullptr: not all have that place.
+  // A transport to the ranks at this one's place on all machines, by machine; nullptr: not all have that
+  // place.
   std::unique_ptr<DataTransport> rail_;
   std::unique_ptr<BetweenMachines> between_;    // nullptr: one machine
   std::unique_ptr<CollectiveBackend> backend_;  // nullptr: one rank

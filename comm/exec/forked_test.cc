@@ -39,7 +39,7 @@ constexpr absl::Duration kEndsWithin = absl::Seconds(10);
 constexpr absl::Duration kEndsWithin = absl::Seconds(2);
 #endif
 
-// Without loading it here: children must not inherit its state.
+// Finds out without loading UCX here: children must not inherit its state.
 bool UcxHere() {
   const char* build = getenv("GTRAIN_BUILD_DIR");
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
@@ -229,7 +229,7 @@ TEST_F(Forked, L1L3L7KilledRankOnOneMachine) {
   for (int victim : {0, 3}) KillInTheMiddle(FakeWorld::OneNode(4), victim);
 }
 
-// In a post, staged, and in the midst of memory that others write to.
+// The rank is killed in a post, in staging, and in the midst of memory that others write to.
 TEST_F(Forked, L1L3L7KilledRankInEveryWayInsideAMachine) {
   for (size_t count : {16, 2'000, 30'000, 2'000'000}) {
     KillInTheMiddle(FakeWorld::OneNode(3), 1, count, /*direct=*/false);
@@ -297,8 +297,8 @@ TEST_F(Forked, UcxBetweenPretendedMachines) {
   ExpectAllSucceed(mesh, RowsAndColumns);
 }
 
-// Not even where one of them is gone: what is left of a first communicator's messages is two barriers and a
-// sum.
+// This holds even where one of them is gone: only two barriers and a sum are left of a first communicator's
+// messages.
 TEST_F(Forked, UcxALaterCommunicatorMeasuresNothing) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   FakeWorld all({"a", "b", "c"}), fewer({"a", "b"});
@@ -335,7 +335,7 @@ TEST_F(Forked, UcxALaterCommunicatorMeasuresNothing) {
   ExpectStartedSucceed();
 }
 
-// By the names of GTRAIN_COMM_TLS; no RDMA device belongs to the loopback interface.
+// Transports are chosen by the names of GTRAIN_COMM_TLS; no RDMA device belongs to the loopback interface.
 TEST_F(Forked, UcxTransportsByName) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   network_ = "tcp";
@@ -366,8 +366,8 @@ TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
   });
 }
 
-// As comm/ucx/fabric.h says: a process has some of its own and a connection to each other one that it has
-// spoken with, and further communicators among those have none.
+// Checks the counts of comm/ucx/fabric.h: a process has some descriptors of its own and a connection to each
+// other one that it has spoken with, and further communicators among those have none.
 TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   constexpr size_t kOwn = 11;
@@ -406,7 +406,7 @@ TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   }
 }
 
-// Communicators of several threads share the connections of a process: whoever waits drives for all.
+// Communicators of several threads share the connections of a process: the thread that waits drives for all.
 TEST_F(Forked, UcxThreadsOnOneFabric) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   constexpr int kThreads = 3;
@@ -500,7 +500,7 @@ TEST_F(Forked, UcxAnErrorInACallEndsThoseOfAll) {
   });
 }
 
-// By those that wait for it, while the process lives on.
+// Ranks that wait for a closed communicator hear of it, while its process lives on.
 TEST_F(Forked, UcxAClosedCommunicatorIsHeardOf) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   for (const auto& nodes : std::vector<std::vector<std::string>>{

@@ -1,4 +1,4 @@
-// For tests: what this process holds of what communicators need.
+// For tests: counts the resources of communicators that this process holds.
 #pragma once
 #include <cstddef>
 #include <filesystem>
@@ -9,7 +9,7 @@
 
 namespace gtrain::comm {
 
-// Of ranks that are threads each has a mapping of its own.
+// Where ranks are threads, each has a mapping of its own.
 inline size_t MappedArenas() {
   std::ifstream maps("/proc/self/maps");
   size_t mapped = 0;

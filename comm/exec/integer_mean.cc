@@ -44,7 +44,7 @@ void Put(T value, void* to, size_t index) {
   std::memcpy(static_cast<char*>(to) + index * sizeof(T), &value, sizeof(T));
 }
 
-// What holds every T, and its quotients and remainders.
+// An integer type that holds every T, and its quotients and remainders.
 template <typename T>
 using Wide = std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>;
 

@@ -15,7 +15,7 @@ namespace gtrain::comm {
 void SplitForMean(const void* values, void* quotients, int64_t* remainders, size_t count, DType dtype,
                   int ranks);
 
-// From the sums over `ranks` ranks: quotients[count] become the means, cut off towards zero.
+// Makes means from the sums over `ranks` ranks: quotients[count] become the means, cut off towards zero.
 void JoinMean(void* quotients, const int64_t* remainders, size_t count, DType dtype, int ranks);
 
 }  // namespace gtrain::comm

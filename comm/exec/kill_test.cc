@@ -53,7 +53,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
 }
 
-// What a page of parent and children holds.
+// The page of memory that parent and children share.
 struct Board {
   std::atomic<int> calls[kRanksMax];
   std::atomic<int64_t> returned_at_ns[kRanksMax];
@@ -76,7 +76,7 @@ constexpr const char* kCollectives[] = {
 constexpr int kSplit = 8;
 constexpr const char* kAlgorithms[] = {"ring", "doubling", "halving-doubling", "double-tree"};
 
-// Without loading it here: children must not inherit its state.
+// Finds out without loading UCX here: children must not inherit its state.
 bool UcxHere() {
   const char* build = getenv("GTRAIN_BUILD_DIR");
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
@@ -152,8 +152,8 @@ bool Listens(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens != 0;
 }
 
-// Peers that see a broken connection try the way to the others. What they leave behind at an open port goes
-// when its owner looks again (LinkTarget in comm/ucx/link_probe.h).
+// Peers that see a broken connection try the way to the others. The connections that they leave at an open
+// port are closed when its owner looks again (LinkTarget in comm/ucx/link_probe.h).
 size_t DescriptorsButProbes() {
   std::set<int> open_ports;
   const size_t all = EntriesOf("/proc/self/fd");
@@ -167,7 +167,7 @@ size_t DescriptorsButProbes() {
   return all - probes;
 }
 
-// What this process holds: descriptors, threads, shared segments.
+// The resources that this process holds: descriptors, threads, shared segments.
 struct Held {
   size_t descriptors = DescriptorsButProbes(), threads = EntriesOf("/proc/self/task"), segments = 0;
   Held() {
@@ -299,11 +299,11 @@ int Rank(Worlds& worlds, int rank, const Point& point, Board* board) {
   const absl::Status lost = Generation(worlds.during, rank, point, 1 << 30, &board->calls[rank], &fabric);
   board->returned_at_ns[rank] = RealClock().Now().ns;
   if (!absl::IsUnavailable(lost)) return Complain(rank, "the lost generation", lost);
-  // Those that are left, over the same connections.
+  // The ranks that are left make a generation over the same connections.
   const int place = rank < point.victim ? rank : rank - 1;
   if (absl::Status s = NextGeneration(worlds.without, place, fabric); !s.ok())
     return Complain(rank, "without the lost rank", s);
-  // And with its successor, who knows none of them.
+  // The next generation has a successor of the lost rank, which knows none of these connections.
   if (absl::Status s = NextGeneration(worlds.after, rank, std::move(fabric)); !s.ok())
     return Complain(rank, "the next generation", s);
   if (const Held now; !(now == held)) {

@@ -1,6 +1,7 @@
 // How long a wait goes on for ranks that have ended with exit code 0. A member that has ended takes no part
-// in a call any more; what it did before may still be on its way here, and this process may have stood still:
-// only a wait that goes on and looks many times was in vain. Of one wait; one thread at a time.
+// in a call any more; its earlier messages may still be on their way here, and this process may have stood
+// still: only a wait that goes on and looks many times was in vain. One object serves one wait, on one thread
+// at a time.
 #pragma once
 #include <string>
 
@@ -13,7 +14,7 @@ namespace gtrain::comm {
 
 class LeftPatience {
  public:
-  // At a look that found `name` among those that have ended.
+  // Called at each look that found `name` among the ranks that have ended.
   absl::Status Look(const std::string& name) {
     const Instant now = RealClock().Now();
     if (looks_++ == 0) since_ = now;

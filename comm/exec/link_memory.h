@@ -17,8 +17,8 @@ class LinkMemory {
  public:
   static constexpr size_t kMarkBytes = 16;
 
-  // Until this nothing is remembered. The fabric is that of `bootstrap`, which outlives this, once it is
-  // open.
+  // Nothing is remembered before this is called. The fabric is that of `bootstrap`, which outlives this, once
+  // it is open.
   void KeepWith(Bootstrap* bootstrap) { bootstrap_ = bootstrap; }
 
   // A mark of what this process has measured, kMarkBytes digits that the others are told: all have it alike

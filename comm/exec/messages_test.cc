@@ -1,4 +1,4 @@
-// Point to point messages: tags, sources, order, what waits where, and how they end.
+// Tests point to point messages: tags, sources, order, waiting, and how they end.
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -76,7 +76,7 @@ TEST(Messages, ARingOf64) {
   }
 }
 
-// As MPI orders them: of the same sender and tag in the order of sending, of others in any.
+// Messages have MPI's order: with the same sender and tag that of sending, else any.
 TEST(Messages, TagsChooseAndTheSameTagKeepsItsOrder) {
   for (const auto& nodes : kThrees) {
     SCOPED_TRACE(testing::PrintToString(nodes));
@@ -218,8 +218,8 @@ TEST(Messages, ManyThatNobodyWantsYetWaitWithTheirSender) {
   }
 }
 
-// What a receiver has taken it says once in half of the window: what is left untold, and the longest message
-// that leaves unasked, are together more than the window.
+// A receiver reports what it has taken only once in half of the window: the unreported part and the longest
+// message that leaves without asking are together more than the window.
 TEST(Messages, WhatWasTakenAndNotToldStopsNobody) {
   for (const auto& nodes : kThrees) {
     for (const std::vector<size_t>& bytes :
@@ -245,7 +245,7 @@ TEST(Messages, WhatWasTakenAndNotToldStopsNobody) {
   }
 }
 
-// What nobody wants yet, in whatever amount, is passed by what has another tag, and by collectives.
+// Messages that nobody receives yet, however many, hold up neither messages with another tag nor collectives.
 TEST(Messages, WhatWaitsStandsInNobodysWay) {
   for (const auto& nodes : kThrees) {
     SCOPED_TRACE(testing::PrintToString(nodes));
@@ -447,7 +447,8 @@ TEST(Messages, OfARankToItself) {
   }
 }
 
-// What Send may copy is bounded: the rest waits for its receiver, and a rank that waits is named.
+// Send copies only a bounded amount: further messages wait for their receiver, and the rank that they wait
+// for is named.
 TEST(Messages, BeyondTheCopiesASendWaits) {
   for (const auto& nodes : {kThrees[0], kThrees[1]}) {
     FakeWorld world(nodes);
@@ -528,7 +529,7 @@ TEST(Communicator, AnAbortBetweenTwoCallsIsToldAtOnce) {
   }
 }
 
-// A call that runs, whoever runs it, and one that comes later.
+// An abort ends a running call, whichever thread runs it, and later calls.
 TEST(Communicator, AbortFromAnotherThreadEndsTheRunningCallOfAll) {
   for (const auto& nodes : kThrees) {
     for (const bool collective : {true, false}) {

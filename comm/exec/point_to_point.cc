@@ -1,6 +1,7 @@
-// The lock is that of the link where there are other machines, because it hears packets with it held, and
-// else a mutex of its own. Whoever waits turns: takes packets from the inbox, pushes what waits for room.
-// While nobody waits a thread does it for this machine, and the link sees to itself.
+// The lock is that of the link where there are other machines, because the link receives packets with it
+// held, and else a mutex of its own. A thread that waits makes progress for all: it takes packets from the
+// inbox and pushes those that wait for room. While nobody waits a helper thread does it for this machine, and
+// the link does it for itself.
 #include "comm/exec/point_to_point.h"
 
 #include <algorithm>
@@ -21,10 +22,10 @@
 namespace gtrain::comm {
 namespace {
 
-// What a message without bytes takes of the window.
+// The share of the window that a message without bytes takes.
 constexpr uint64_t kCostOfOne = 64;
 constexpr int kNapMs = 20, kHelperNapMs = 200;
-// As for exchanges (comm/ucx/fabric_transport.cc): the head knows the cause a moment later.
+// The same patience as for exchanges (comm/ucx/fabric_transport.cc): the head knows the cause a moment later.
 constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
 constexpr size_t kTurnMax = 4 * kCells;
 
@@ -124,7 +125,7 @@ absl::Status PointToPoint::Good(const Message& m) const {
   return absl::OkStatus();
 }
 
-// With the lock on return.
+// Holds the lock on return.
 absl::StatusOr<std::vector<PointToPoint::OpPtr>> PointToPoint::Begin(absl::Span<const Message> messages) {
   std::vector<OpPtr> ops;
   uint64_t to_self = 0;
@@ -222,7 +223,7 @@ void PointToPoint::BeginSend(const OpPtr& op) {
   Push(to, peer);
 }
 
-// As many as there is room for, in their order.
+// Pushes as many waiting messages as there is room for, in their order.
 void PointToPoint::Push(int rank, Peer& peer) {
   while (!peer.waiting.empty() && PushFirst(rank, peer)) peer.waiting.pop_front();
 }
@@ -232,8 +233,9 @@ bool PointToPoint::PushFirst(int rank, Peer& peer) {
   const bool local = Local(rank);
   bool eager = op->bytes <= (local ? kCellBytes : kPieceBytes), unasked = eager || op->bytes <= kUnaskedBytes;
   if (unasked && peer.sent != peer.taken && peer.sent - peer.taken + kCostOfOne + op->bytes > kWindowBytes) {
-    // What the receiver has taken and not said may be all that is missing. If it is not, an offer goes: what
-    // waited here would hold up what has another tag, and collectives.
+    // The window may only look full because the receiver has not reported all that it has taken, so it is
+    // asked. If the window is really full, an offer goes: a message that waited here would hold up messages
+    // with another tag, and collectives.
     if (peer.room == Room::kUnknown) {
       peer.room = Room::kAsked;
       Tell(rank, MessageKind::kAskTaken, 0);
@@ -253,7 +255,7 @@ bool PointToPoint::PushFirst(int rank, Peer& peer) {
   if (!local) {
     link_->Post(rank, header, bytes);
   } else {
-    // What was said before and found no room goes first.
+    // Control messages that found no room before go first.
     if (!peer.control.empty() || !PushTo(InboxOf(rank), header, bytes)) {
       Busy(rank, peer);
       return false;
@@ -359,7 +361,7 @@ void PointToPoint::BeginReceive(const OpPtr& op) {
   }
 }
 
-// What this rank has sent and others have not got: only here, for now.
+// True when nothing that this rank has sent is still waiting here to leave.
 bool PointToPoint::AllGone() {
   if (open_sends_ > 0) return false;
   return std::ranges::none_of(peers_, [this](const auto& entry) {
@@ -482,7 +484,8 @@ void PointToPoint::Match(const OpPtr& op, const MessageHeader& h, absl::string_v
     if (!bytes.empty()) std::memcpy(op->message.data, bytes.data(), bytes.size());
     return Complete(op, absl::OkStatus());
   }
-  // What has come lies anywhere in it: it is copied as it is, and the rest replaces what is not there yet.
+  // The pieces that have come lie at any offset: the copy takes them as they are, and the later pieces
+  // overwrite the gaps.
   if (got > 0) std::memcpy(op->message.data, bytes.data(), bytes.size());
   op->got = got;
   if (h.kind == MessageKind::kOffer) Tell(from, MessageKind::kTake, h.number);
@@ -583,7 +586,8 @@ absl::Status PointToPoint::UntilHere(absl::FunctionRef<bool()> done,
   }
 }
 
-// Before the lock is given back: others hear of what was completed, and what goes on is seen to.
+// Called before the lock is released: wakes threads that wait for completed operations, and helpers for the
+// rest.
 void PointToPoint::Settle() {
   if (std::exchange(changed_, false) && waiters_ > 0) {
     if (place_.shm != nullptr) InboxOf(place_.self)->Ring();
@@ -627,7 +631,7 @@ bool PointToPoint::AllDone(absl::Span<const OpPtr> ops) {
   return std::ranges::all_of(ops, [](const OpPtr& op) { return op->done; });
 }
 
-// With the lock. nullopt: they are not, and the time is up.
+// Called with the lock. nullopt: they are not done, and the time is up.
 std::optional<absl::Status> PointToPoint::UntilDone(absl::Span<const OpPtr> ops, const Watch& watch,
                                                     Instant give_up) {
   ++waiters_;
@@ -690,8 +694,8 @@ std::optional<absl::Status> PointToPoint::Wait(absl::Span<const OpPtr> ops, absl
   return status;
 }
 
-// With the lock: the last words of `peer`, or of the last of all others for any source; nullopt: one is
-// there.
+// Called with the lock. Returns the last words of `peer`, or of the last of all others for any source;
+// nullopt: one is there.
 std::optional<std::string> PointToPoint::AllLeft(int peer) const {
   const bool any = peer == kAnySource;
   std::string words;

@@ -1,19 +1,20 @@
 // Messages between two ranks of a communicator, which match by tag as MPI's do (MPI 4.1, chapter 3): in the
 // order in which they were sent, and receives in the order in which they were posted.
 //
-// A message of at most kUnaskedBytes leaves at once, and its receiver keeps it until somebody wants it, of
-// each sender at most kWindowBytes that nobody has taken. A longer one, and what is beyond that, is offered,
-// and sent when the receiver has memory for it, so that no message stands in the way of one with another tag.
-// Inside a machine packets go through the inbox of the receiver (comm/shm/inbox.h), two copies; between
-// machines through the fabric, two copies and the wire.
+// A message of at most kUnaskedBytes leaves at once, and its receiver keeps it until it is received; of each
+// sender it keeps at most kWindowBytes that nobody has taken. A longer message, and one that does not fit the
+// window, is offered, and sent when the receiver has memory for it, so that no message stands in the way of
+// one with another tag. Inside a machine packets go through the inbox of the receiver (comm/shm/inbox.h), two
+// copies; between machines through the fabric, two copies and the wire.
 //
 // Costs, among n ranks: with a link between machines ten bytes for each of n, some hundred bytes for each
 // rank that it has exchanged a message with, and 130 bytes beside the data for each message that waits, with
-// its receiver, too. A message is one packet, one that is offered three and one a piece; a receiver says what
-// it has taken once in kWindowBytes / 2 and when it is asked, which a sender does once where it finds no
+// its receiver, too. A message is one packet, one that is offered three and one a piece; a receiver reports
+// what it has taken once in kWindowBytes / 2 and when it is asked, which a sender does once where it finds no
 // room. A receive looks at the messages that have come and not been taken, a message at the receives that
 // wait: linear in either. Between machines the first receive from any rank begins connections with all of
-// them. One thread from the first operation that goes on while nobody waits and that concerns this machine.
+// them. There is one thread, from the first operation on that goes on while nobody waits and that concerns
+// this machine.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -46,14 +47,14 @@
 
 namespace gtrain::comm {
 
-// Of the messages within a collective: no caller's tag, and no receive of any tag gets them.
+// The tag of the messages within a collective: no caller's tag, and no receive of any tag gets them.
 inline constexpr int kCollectiveTag = -2;
 inline constexpr uint64_t kWindowBytes = 256 << 10;
 // Longer than one packet, and still sent before its receiver has memory for it.
 inline constexpr uint64_t kUnaskedBytes = 128 << 10;
-// What Send copies so that it need not wait, of all messages together.
+// The bytes of all messages together that Send copies so that it need not wait.
 inline constexpr uint64_t kBufferedBytesMax = 64 << 20;
-// Operations that are not over; and as many copies of Send, beyond which it waits.
+// The most operations that may be under way; and the most copies of Send, beyond which it waits.
 inline constexpr size_t kOpenMessagesMax = 1 << 16;
 
 // Thread-safe. Outlived by what Start returns.
@@ -74,16 +75,16 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   absl::Status Connect(DataTransport* transport);
   ~PointToPoint() override;
 
-  // Begins all of them, receives first. `timeout`: of each wait.
+  // Begins all messages, receives first. `timeout` is that of each wait.
   absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message> messages,
                                                          absl::Duration timeout);
   // Like Start and a wait for a single send, but does not wait for the receiver if there is room for a copy.
   absl::Status Send(const Message& message, absl::Duration timeout);
 
-  // Everything that goes on ends with `why`, and so does what is started later.
+  // Ends every operation with `why`, and so every one that is started later.
   void Fail(const absl::Status& why);
-  // The end: what was sent is taken by its receivers first, at most for `patience`. Then as Fail, and
-  // nothing that the communicator owns is touched any more.
+  // Ends the messages of the communicator: waits at most for `patience` until the receivers have taken what
+  // was sent, then does as Fail. Nothing that the communicator owns is touched any more.
   void Close(absl::Duration patience);
 
  private:
@@ -107,10 +108,11 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
     std::string bytes;
     uint64_t got = 0;  // of a long one whose pieces come unasked
   };
-  // Room for what is unasked, to a peer: nobody was asked; its answer is awaited; it has taken nothing more.
+  // Whether a peer has room for messages without asking. kUnknown: it was not asked; kAsked: its answer is
+  // awaited; kNone: it has taken nothing more.
   enum class Room { kUnknown, kAsked, kNone };
   struct Peer {
-    // To it.
+    // The direction to the peer.
     uint64_t next = 0, sent = 0, taken = 0;
     Room room = Room::kUnknown;
     std::deque<OpPtr> waiting;          // not begun
@@ -118,7 +120,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
     std::deque<OpPtr> streams;          // inside the machine
     std::deque<MessageHeader> control;  // likewise: what found no room
     bool busy = false;                  // among busy_
-    // From it.
+    // The direction from the peer.
     uint64_t expected = 0, consumed = 0, told = 0;
     std::map<uint64_t, Come> ahead;                        // by number
     std::map<uint64_t, OpPtr> receiving;                   // likewise
@@ -137,7 +139,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   std::vector<OpPtr> AllOpen();
   void EndAll(const absl::Status& why);
 
-  // With the lock.
+  // Functions that need the lock.
   void BeginReceive(const OpPtr& op);
   void BeginSend(const OpPtr& op);
   void Push(int rank, Peer& peer);
@@ -159,7 +161,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   void Settle();
   bool AllGone();
 
-  // Of a wait.
+  // Members of a wait.
   std::optional<absl::Status> Wait(absl::Span<const OpPtr> ops, absl::Duration timeout,
                                    absl::Duration longest);
   struct Waited {

@@ -20,7 +20,7 @@ namespace gtrain::comm {
 using Body = std::function<absl::Status(Communicator&)>;
 
 inline constexpr absl::Duration kPatience = absl::Seconds(60);
-// So long that nobody gets there.
+// A time that no test waits for.
 inline constexpr absl::Duration kNever = absl::Minutes(10);
 
 // Four ranks on one machine, on two of two ranks, and with one rank on each.

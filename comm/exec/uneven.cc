@@ -1,5 +1,5 @@
-// Gather, scatter, and the collectives whose parts differ: what they move goes as messages of a tag that no
-// caller can name, or through the even collective where that carries at most twice as much.
+// Gather, scatter, and the collectives of uneven parts: their data goes as messages of a tag that no caller
+// can name, or through the even collective where that carries at most twice as much.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -205,8 +205,9 @@ absl::Status ExecCommunicator::AllToAllV(const void* input, absl::Span<const siz
   return absl::OkStatus();
 }
 
-// Of everybody to everybody else, some at once: step s of one rank is step s of the other. An empty block is
-// a message, too: one that only its sender knows of would be taken for a part of the next collective.
+// Sends the blocks of everybody to everybody else, some at once: step s of one rank is step s of the other.
+// An empty block is sent, too: if only its sender knew that it is empty, its message would be taken for a
+// part of the next collective.
 absl::Status ExecCommunicator::MoveBlocks(const char* input, absl::Span<const size_t> send_counts,
                                           char* output, absl::Span<const size_t> receive_counts,
                                           DType dtype) {

@@ -8,7 +8,7 @@
 
 namespace gtrain::comm {
 
-// Whoever waits delivers, to all.
+// A thread that waits delivers the packets of all.
 void FakeNetwork::Deliver() {
   std::deque<Packet> later;
   while (!packets_.empty()) {

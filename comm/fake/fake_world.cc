@@ -112,12 +112,12 @@ class FakeBootstrap final : public Bootstrap {
     return absl::StrCat(world_->directory_, "/blob-", sequence, "-", rank);
   }
 
-  // Of an arena on this machine.
+  // The path of an arena on this machine.
   std::string Path(uint64_t id) const {
     const Member& me = world_->members_[static_cast<size_t>(rank_)];
     return absl::StrCat(world_->directory_, "/arena-", me.node.value, "-", id);
   }
-  // There as long as the rank has it.
+  // The path of a file that is there as long as the rank has the arena.
   std::string UserMark(uint64_t id, int rank) const { return absl::StrCat(Path(id), "-of-", rank); }
 
   void Wake(const std::stop_token& stop) {

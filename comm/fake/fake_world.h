@@ -21,22 +21,22 @@ class FakeWorld {
 
   static std::vector<std::string> OneNode(int ranks);
 
-  // For one rank; also in a child forked after the world was made. The world must outlive it.
+  // The Bootstrap of one rank; also in a child forked after the world was made. The world must outlive it.
   std::unique_ptr<Bootstrap> Rank(int rank);
   // From now on Alive() of every rank is Unavailable(reason).
   void Revoke(const std::string& reason);
-  // Revoke wakes at once whoever sleeps, by a thread of each rank.
+  // If true, Revoke wakes sleeping ranks at once, by a thread of each rank.
   bool wakes = false;
   // From now on `rank` is among Left() of every rank.
   void Leave(int rank);
-  // Called by Arena() of each rank, which returns what is not OK. For ranks that are threads; set before they
+  // Called by Arena() of each rank, which returns its error. For ranks that are threads; set before they
   // start.
   std::function<absl::Status(int rank)> before_arena;
-  // What ranks first said to ReportLink: "1 cannot reach 2: ...", in the order of ranks.
+  // The first ReportLink of each rank: "1 cannot reach 2: ...", in the order of ranks.
   std::vector<std::string> LinkReports() const;
-  // What any rank said last to ReportCompression, when all are over.
+  // The last ReportCompression of any rank, when all are over.
   std::string Compression() const;
-  // Of all arenas that are not free.
+  // The bytes of all arenas that are not free.
   uint64_t ArenaBytes() const;
   int size() const { return static_cast<int>(members_.size()); }
 

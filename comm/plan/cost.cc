@@ -10,15 +10,15 @@
 namespace gtrain::comm {
 namespace {
 
-// More would be more messages than the memory of a round is worth.
+// More segments would be more messages than the memory of a round is worth.
 constexpr int kSegmentsMax = 256;
-// What a message beside the first of a round takes, of what a round of the smallest message takes.
+// The time of a further message in a round, as a share of the time of a round of the smallest message.
 constexpr double kMessageShare = 0.3;
 
-// What the rail with most to carry has of `bytes`.
+// The bytes of the rail that carries most of `bytes`.
 uint64_t Share(uint64_t bytes, int rails) { return RailPart(bytes, rails, 0).count; }
 
-// `work`: of one rail that carries so many bytes.
+// `work` returns the work of one rail that carries so many bytes.
 int BestRails(absl::Span<const Carriers> carriers, uint64_t bytes,
               absl::FunctionRef<Work(double bytes)> work) {
   const auto seconds = [&](const Carriers& c) {
@@ -43,7 +43,7 @@ std::optional<AllReduceWish> AllReduceWishFrom(absl::string_view name) {
                                                                   {"rails", Speakers::kRails}};
   std::vector<absl::string_view> words = absl::StrSplit(name, '+');
   AllReduceWish wish;
-  // At most one of each kind, in this order.
+  // Takes at most one word of each kind, in this order.
   const auto take = [&](const auto& known, auto* value) {
     for (const auto& [word, means] : known) {
       if (words.empty() || words.front() != word) continue;
@@ -165,8 +165,8 @@ ReducePlan PlanReduce(absl::Span<const Carriers> carriers, int machines, uint64_
     const double share = static_cast<double>(Share(bytes, c.rails)), others = machines - 1;
     const double part = share * others / machines;
     for (const bool in_parts : {false, true}) {
-      // Of two machines one would send the other as many bytes as without, and the other some back. Among
-      // many everybody would speak with everybody, where a tree needs few connections.
+      // With two machines, one would send the other as many bytes as without parts, and the other some back.
+      // Among many machines each would speak with all others, where a tree needs few connections.
       if (in_parts && (machines == 2 || machines > kDirectRanksMax)) continue;
       const double seconds = Seconds(
           c.link, in_parts ? Work{{{2, part, others - 1}}, part} : Work{{{depth, share}}, depth * share});

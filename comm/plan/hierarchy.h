@@ -16,8 +16,8 @@ struct Hierarchy {
   bool leader() const { return local == 0; }
   const std::vector<int>& peers() const { return nodes[static_cast<size_t>(node)]; }
   bool one_rank_a_node() const;
-  // As many ranks of each machine find a partner at their place on every other: what the smallest machine
-  // has.
+  // The number of ranks of each machine that have a partner at their place on every other: that of the
+  // smallest machine.
   int rails() const;
   // The ranks at this one's place, by node; empty if not every node has it.
   std::vector<int> Rail() const;

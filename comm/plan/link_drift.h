@@ -8,9 +8,9 @@
 
 namespace gtrain::comm {
 
-// What a collective takes over what was predicted for it is no measure of the link: predictions are wrong by
-// some factor, and collectives wait for ranks that come late. But the best of many collectives waited for
-// nobody, and its factor stays the same as long as the link does. Not thread-safe.
+// The ratio of the actual to the predicted time of one collective is no measure of the link: predictions are
+// wrong by some factor, and collectives wait for ranks that come late. But the best of many collectives
+// waited for nobody, and its factor stays the same as long as the link does. Not thread-safe.
 class LinkDrift {
  public:
   static constexpr int kWindow = 32;  // collectives of which the best counts
@@ -34,8 +34,8 @@ class LinkDrift {
   // The costs should be measured again.
   bool drifted() const { return off_ >= patience_; }
 
-  // They were. Where they are what they were before, what made collectives slow is not the link, and it takes
-  // longer until the next time.
+  // Says that the costs were measured. Where they did not change, the link is not what made collectives slow,
+  // and it takes longer until the next time.
   void Measured(bool changed) {
     patience_ = changed ? kWindows : std::min(2 * patience_, kWindowsMax);
     reference_ = 0;
@@ -48,8 +48,7 @@ class LinkDrift {
   int taken_ = 0, off_ = 0, patience_ = kWindows;
 };
 
-// The same where predictions are wrong by another factor for each size: each class of sizes is looked at
-// alone.
+// A LinkDrift for each class of sizes, because predictions are wrong by another factor for each size.
 class LinkDrifts {
  public:
   void Took(uint64_t bytes, double predicted, double actual) {

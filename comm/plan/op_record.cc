@@ -79,7 +79,7 @@ bool Rooted(OpKind kind) {
          kind == OpKind::kScatter;
 }
 
-// Of what IsReducible refuses.
+// The reason why IsReducible refuses a type.
 const char* WhyNot(ReduceOp op) {
   switch (op) {
     case ReduceOp::kMean:

@@ -1,6 +1,6 @@
-// What a rank says it is about to do: compared on all ranks before any byte moves (fault L6). PURE. A record
-// is 56 bytes, of which the first 24 are compared; CheckAgreement reads n of them, and its error names n
-// ranks.
+// The record of a collective that a rank is about to run: all ranks compare theirs before any byte moves
+// (fault L6). PURE. A record is 56 bytes, of which the first 24 are compared; CheckAgreement reads n of them,
+// and its error names n ranks.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class OpKind : uint8_t {
   kAllToAll,
   kGather,
   kScatter,
-  // Of parts that differ: `root` is a hash of the counts.
+  // Collectives of uneven parts, for which `root` is a hash of the counts.
   kAllGatherV,
   kReduceScatterV,
   kAllToAllV
@@ -41,15 +41,15 @@ struct OpRecord {
   ReduceOp op = ReduceOp::kSum;
   uint8_t no_data = 0;  // 1: there should be some, and the pointer is null
   int32_t root = 0;
-  // Not part of the agreement: where the data lies.
+  // The place of the data, which ranks need not agree on.
   uint64_t arena = 0;  // of Communicator::Allocate; 0: private memory
   uint64_t arena_bytes = 0;
   uint64_t arena_offset = 0;
-  // Of the first rank of a machine: on one machine TwoWays for the next staged collective, among several
-  // whether links should be measured again.
+  // Set by the first rank of a machine: on one machine TwoWays for the next staged collective, among several
+  // machines whether links should be measured again.
   uint64_t choice = 0;
 };
-// All that ranks must agree on lies before this.
+// All fields that ranks must agree on lie before this offset.
 inline constexpr size_t kAgreedBytes = offsetof(OpRecord, arena);
 static_assert(sizeof(OpRecord) == 56);
 
@@ -59,11 +59,11 @@ inline bool SameOperation(const OpRecord& a, const OpRecord& b) {
   return std::memcmp(&a, &b, kAgreedBytes) == 0;
 }
 
-// InvalidArgument: what no rank can do, whatever the others call.
+// InvalidArgument: no rank can do this, whatever the others call.
 absl::Status CheckArguments(const OpRecord& record, int world);
 
-// index = rank. InvalidArgument that names the rank whose arguments are none, FailedPrecondition that names
-// who calls what, or OK.
+// Compares the records of all ranks (index = rank). Returns OK, an InvalidArgument that names the rank with
+// impossible arguments, or a FailedPrecondition that names the ranks and their different calls.
 absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank);
 
 const char* DTypeName(DType dtype);

@@ -157,7 +157,7 @@ std::string ToText(const Schedule& schedule) {
   return text;
 }
 
-// What each algorithm does on one rank, written down: a change of it shows here.
+// The schedule of each algorithm on one rank, written down: a change of it shows here.
 TEST(Schedule, GoldenTexts) {
   EXPECT_EQ(ToText(RingAllReduce(0, 3, 9)),
             "reduce-under 6+3@2, send 0+3@1\n"
@@ -196,7 +196,7 @@ uint64_t Sent(const Schedule& schedule) {
   return count;
 }
 
-// What the algorithms are for: nobody sends much more than the ring has everybody send.
+// The purpose of the algorithms: no rank sends much more than each rank does in the ring.
 TEST(Schedule, AllReduceOfLargeDataSpreadsTheBytes) {
   constexpr uint64_t kCount = 1 << 20;
   for (int ranks = 2; ranks <= 64; ++ranks) {
@@ -333,7 +333,7 @@ TEST(Schedule, ReduceByTreeAndInPartsHasTheSumAtEveryRoot) {
   }
 }
 
-// Of machines with different numbers of ranks: some have nothing.
+// The parts of machines with different numbers of ranks differ, and some are empty.
 TEST(Schedule, ReduceScatterOfUnequalParts) {
   for (const std::vector<uint64_t>& counts :
        std::vector<std::vector<uint64_t>>{{5}, {3, 4}, {0, 7, 2}, {1, 0, 0, 9, 3}}) {

@@ -159,7 +159,7 @@ Schedule DoubleTreeAllReduce(int rank, int ranks, uint64_t count, int segments) 
   const Node nodes[] = {node(0), node(1)};
 
   // At tick t the ranks at depth d of the deepest d = depth send segment t up, those above them segment t -
-  // 1, and so on to the root and down again: who is sent something receives it in the same tick.
+  // 1, and so on to the root and down again: the receiver of a segment gets it in the same tick.
   Schedule schedule;
   const int depth = DoubleTreeDepth(ranks);
   for (int tick = 0; tick < segments + 2 * depth - 1; ++tick) {

@@ -1,9 +1,9 @@
-// Schedules of collectives as values: what one rank sends and receives, in rounds.
-// PURE. Run by comm/exec over a DataTransport and by the simulator of plan_test.cc.
+// Schedules of collectives as values: what one rank sends and receives, in rounds. PURE. Run by comm/exec
+// over a DataTransport and by the simulator of plan_test.cc.
 //
-// What the rank with most to do has at most, of n ranks and S bytes; L = ceil(log2 n), F = 1 where n is no
-// power of two, else 0, s = segments. A peer is one that it exchanges anything with. Schedule.CostsAtScale
-// counts it up to 1,024 ranks.
+// The most that the rank with most to do has to do, for n ranks and S bytes; L = ceil(log2 n), F = 1 where n
+// is no power of two, else 0, s = segments. A peer is a rank that it exchanges anything with.
+// Schedule.CostsAtScale counts it up to 1,024 ranks.
 //
 //   schedule                     rounds     messages sent  bytes sent             peers
 //   ring all-reduce              2(n-1)     2(n-1)         2 S (n-1)/n            2
@@ -17,8 +17,8 @@
 //   reduce-scatter, all-to-all   1          n-1            (n-1) S                n-1
 //
 // So a reduce-scatter or an all-to-all among 1,000 machines speaks over 999 connections a rank; all else over
-// a dozen. (A communicator connects a rank that speaks with all of them when it is made: comm/exec/
-// communicator.h.) A schedule itself takes 40 bytes an action in memory.
+// a dozen. (A communicator connects a rank that speaks with all of them when it is made:
+// comm/exec/communicator.h.) A schedule itself takes 40 bytes an action in memory.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -42,7 +42,7 @@ struct Action {
 // All actions of a round may be in flight together; results are applied in the order of the list.
 // A receive that overwrites what the same round sends comes after that send in the list.
 using Round = std::vector<Action>;
-// Of one rank. Messages between two ranks match in the order of the list.
+// The schedule of one rank. Messages between two ranks match in the order of the list.
 using Schedule = std::vector<Round>;
 
 struct Range {
@@ -56,8 +56,8 @@ Range EvenPart(uint64_t count, int parts, int index, uint64_t align = 1);
 
 // Elements of a cache line of the smallest type: parts of two ranks never share a line.
 inline constexpr uint64_t kPartAlign = 64;
-// Where `rails` ranks of each machine carry `count` elements between the machines: what those at place
-// `local` of their machines carry. Nothing from place `rails` on.
+// Where `rails` ranks of each machine carry `count` elements between the machines: the range that the ranks
+// at place `local` of their machines carry. Empty from place `rails` on.
 Range RailPart(uint64_t count, int rails, int local);
 
 // 2(n-1) rounds, each moving 1/n of the data: least bytes.
@@ -75,10 +75,11 @@ int DoubleTreeDepth(int ranks);
 
 // Binomial tree.
 Schedule TreeBroadcast(int rank, int ranks, int root, uint64_t count);
-// The same tree towards the root, whose buffer has the result. Those of the others are used on the way.
+// The same binomial tree towards the root, whose buffer has the result. The buffers of the others are used on
+// the way.
 Schedule TreeReduce(int rank, int ranks, int root, uint64_t count);
-// Each reduces one part of the data for the root and sends it there: two rounds, and no more than twice the
-// data to or from anybody.
+// Each rank reduces one part of the data for the root and sends it there: two rounds, and no more than twice
+// the data to or from any rank.
 Schedule ReduceInParts(int rank, int ranks, int root, uint64_t count);
 
 // One round. Sends refer to a buffer of `ranks` blocks of `count`, block i for rank i; receives to another,

@@ -50,11 +50,12 @@ class Bootstrap {
   virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
                                                              absl::Duration timeout) = 0;
 
-  // A shared-memory file of `bytes` that all ranks of this node and generation that ask for `id` get
-  // as the same object (memfd held by the keeper; no name, no limit of /dev/shm). The first asks, all get.
-  // Whoever asked, with or without success, calls FreeArena(id) when it has closed and unmapped the file.
+  // A shared-memory file of `bytes`, the same object (memfd held by the keeper; no name, no limit of
+  // /dev/shm) for all ranks of this node and generation that ask for `id`. The first call creates it. Every
+  // rank that called this, with or without success, calls FreeArena(id) when it has closed and unmapped the
+  // file.
   virtual absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) = 0;
-  // The file goes when all that asked for it have called this or died. Never blocks.
+  // Gives the file up. It is freed when all ranks that asked for it have called this or died. Never blocks.
   virtual void FreeArena(uint64_t id) = 0;
 
   // OK, or Unavailable with the reason once this generation is revoked. Cheap; polled in every wait loop.
@@ -63,12 +64,12 @@ class Bootstrap {
   // Ranks that ended with exit code 0 some time ago while the generation goes on. Cheap, as Alive.
   virtual std::vector<int> Left() const { return {}; }
 
-  // This rank waits for `rank`, and nothing gets from its machine to the other: `text` says what was tried.
-  // Whoever made the generation may then make one without that pair. Repeated every few seconds. Never
-  // blocks.
+  // Reports that this rank waits for `rank` and that nothing gets from its machine to that of `rank`; `text`
+  // says what was tried. The head may then make a generation without that pair of machines. Repeated every
+  // few seconds. Never blocks.
   virtual void ReportLink(int /*rank*/, const std::string& /*text*/) {}
 
-  // As Communicator::ReportCompression.
+  // Does what Communicator::ReportCompression says.
   virtual void ReportCompression(const std::string& /*text*/) {}
 
  private:

@@ -1,8 +1,8 @@
 // Port: one way of carrying out the collectives of a communicator. Adapters: comm/backends/shared_memory (all
 // ranks on one machine), comm/backends/flat (one rank on each machine), comm/backends/hierarchical (several
 // machines, of which some have several ranks). A communicator makes one backend when it is made. It checks
-// arguments, numbers the calls, sets deadlines and tells peers of errors; the backend compares what the ranks
-// call and moves the data. What a call costs is said by each adapter.
+// arguments, numbers the calls, sets deadlines and tells peers of errors; the backend compares the calls of
+// the ranks and moves the data. Each adapter says what a call costs.
 #pragma once
 #include <cstdint>
 
@@ -44,7 +44,7 @@ class CollectiveBackend {
   // `input`: record.count elements for every rank, `output`: record.count.
   virtual absl::Status ReduceScatter(const OpRecord& record, const Operands& operands,
                                      const Watch& watch) = 0;
-  // Only the root's memory changes.
+  // Reduces to the root; only the root's memory changes.
   virtual absl::Status Reduce(const OpRecord& record, const Operands& operands, const Watch& watch) = 0;
   // Both: record.count elements for every rank.
   virtual absl::Status AllToAll(const OpRecord& record, const Operands& operands, const Watch& watch) = 0;

@@ -33,39 +33,39 @@ class DataTransport {
  public:
   virtual ~DataTransport() = default;
 
-  // What the others need to reach this member; opaque, at most 64 KiB.
+  // The address at which the other members reach this one; opaque, at most 64 KiB.
   virtual absl::StatusOr<std::string> Address() = 0;
   // addresses[self] is this member's own. Does not block: connections are made by the first messages.
   virtual absl::Status Connect(const std::vector<std::string>& addresses, int self) = 0;
 
-  // Of these members, by their index here, of which this one is number `self`: another transport on the same
-  // connections, independent from then on. All of them call it with the same `id`, which is unlike all others
-  // of the generation. Costs no message; does not block.
+  // Makes another transport on the same connections, for `members` (by their index here), of which this
+  // member is number `self`. It is independent of this one. All of the members call it with the same `id`,
+  // which no other transport of the generation has. Costs no message; does not block.
   virtual absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
                                                               uint64_t id) = 0;
 
-  // Packets for messages among the same members; Connect comes first. `listener` outlives it.
+  // Makes the link that carries messages among the same members; Connect comes first. `listener` outlives it.
   virtual absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) = 0;
 
-  // Starts all transfers, then calls done(i) in the order of the list, each once transfer i is complete,
-  // and returns when all are. Blocks as long as `watch` allows. After an error the transport
-  // is dead: every transfer has ended, buffers may be freed, and what watch.Notice says of it was told as by
-  // Fail.
+  // Starts all transfers, then calls done(i) in the order of the list, each once transfer i is complete, and
+  // returns when all are. Blocks as long as `watch` allows. After an error the transport is dead: every
+  // transfer has ended, buffers may be freed, and the peers were sent the text of watch.Notice as by Fail.
   virtual absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                                 const Watch& watch) = 0;
 
-  // This member gives up. The members that it is connected with hear `notice` (at most kNoticeBytesMax; ""
-  // is not told); the transport is dead. One message to each of them; blocks for two seconds at most. Best
-  // effort, and nothing if this member itself has heard one: its sender told the others.
+  // This member gives up. The members that it is connected with receive `notice` (at most kNoticeBytesMax; ""
+  // is not sent); the transport is dead. This costs one message to each of them and blocks for two seconds at
+  // most. Best effort, and nothing is sent if this member itself has received a notice: its sender told the
+  // others.
   virtual void Fail(absl::string_view notice) = 0;
-  // This member ends well: members that it is connected with, and that wait for a message of it which never
-  // came, get Unavailable with `words` (at most kNoticeBytesMax); what it has sent arrives first. Then the
-  // transport is dead. Best effort; blocks for two seconds at most.
+  // This member ends well: members that it is connected with, and that wait for a message which it never
+  // sent, get Unavailable with `words` (at most kNoticeBytesMax); the messages that it has sent arrive first.
+  // Then the transport is dead. Best effort; blocks for two seconds at most.
   virtual void Leave(absl::string_view words) = 0;
-  // Of the exchange that has failed: the members whose part of it is not done, each once.
+  // After a failed exchange: the members whose part of it is not done, each once.
   virtual std::vector<int> Unfinished() const = 0;
-  // OK, or GaveUp with a notice that has come. For wait loops; a message that came before it is received
-  // first. Never blocks.
+  // Returns OK, or GaveUp with a notice that has come. Wait loops call it; a message that came before the
+  // notice is received first. Never blocks.
   virtual absl::Status Heard() = 0;
 };
 

@@ -1,5 +1,5 @@
-// What processes say to each other: a header and, behind it in the same message, bytes. Both ends are of one
-// build (the first all-gather of a communicator compares it), so it is memory as it is.
+// The messages between processes: a header, followed by bytes in the same message. Both ends are of one build
+// (the first all-gather of a communicator compares it), so a header is sent as it lies in memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,22 +9,23 @@ namespace gtrain::comm {
 inline constexpr uint32_t kMessageMagic = 0x67746632;  // "gtf2"
 
 enum class MessageKind : uint32_t {
-  // Of the fabric: a process to one that it wants to speak with, behind it its address; the answer to that;
-  // from then on both send.
+  // The fabric's own messages. A process calls one that it wants to speak with, the address of the caller
+  // behind the header; the other process answers, and from then on both send.
   kCall = 1,
   kAnswer,
-  // Of exchanges, whose messages match by number: bytes [offset, offset + what is behind it) of a message of
-  // `total`; the receiver of message `number` has its memory ready, so the rest of it may come; behind it a
-  // notice (comm/port/watch.h); behind it why no message from `number` on will come.
+  // Exchanges, whose messages match by number. kData: bytes from `offset` on of a message of `total` bytes.
+  // kReady: the receiver of message `number` has its memory ready, so the rest of it may come. kGaveUp: a
+  // notice (comm/port/watch.h) follows the header. kLeft: no message from `number` on will come; the reason
+  // follows.
   kData,
   kReady,
   kGaveUp,
   kLeft,
-  // Of point to point messages, which match by tag (comm/exec/point_to_point.h): all of a message; one of
-  // `total` bytes whose pieces follow; one that waits for kTake; the pieces of both; the receiver has memory
-  // for `number`; it has taken messages worth `number` bytes of the window so far; the window is full, what
-  // has
-  // been taken; the answer to that.
+  // Point to point messages, which match by tag (comm/exec/point_to_point.h). kEager: a whole message.
+  // kComing: a message of `total` bytes whose pieces follow. kOffer: a message that waits for kTake. kBulk: a
+  // piece of either. kTake: the receiver has memory for message `number`. kTaken: the receiver has taken
+  // messages worth `number` bytes of the window so far. kAskTaken: the window is full, and the sender asks
+  // how much was taken. kAnswerTaken: the answer to kAskTaken.
   kEager,
   kComing,
   kOffer,
@@ -35,8 +36,9 @@ enum class MessageKind : uint32_t {
   kAnswerTaken,
 };
 
-// Of all but calls and answers: of member `sender` of communicator `context` of generation `generation`.
-// Nothing is cut short: a generation, a communicator and a number never come back.
+// The header of every message. In all but calls and answers it names the message's communicator: member
+// `sender` of communicator `context` of generation `generation`. The fields are wide enough that a
+// generation, a communicator and a number never repeat.
 struct MessageHeader {
   uint32_t magic = kMessageMagic;
   MessageKind kind = MessageKind::kData;
@@ -51,7 +53,8 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 64);
 
-// Of a message what travels at once; the rest, in pieces of this size, when the receiver is ready.
+// The part of a message that travels at once has at most this size; the rest goes in pieces of this size when
+// the receiver is ready.
 inline constexpr size_t kPieceBytes = (60 << 10) - sizeof(MessageHeader);
 
 }  // namespace gtrain::comm

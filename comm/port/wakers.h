@@ -1,4 +1,4 @@
-// Who sleeps and must look again when a generation ends.
+// The functions that wake sleeping threads when a generation ends.
 #pragma once
 #include <functional>
 #include <iterator>

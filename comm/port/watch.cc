@@ -10,7 +10,7 @@
 namespace gtrain::comm {
 namespace {
 constexpr absl::Duration kForever = absl::Hours(24 * 365);
-// Not the words decide what is a notice: a program may say anything when it gives up.
+// A payload marks a notice, not its words: a program may say anything when it gives up.
 constexpr char kNoticePayload[] = "gtrain/notice";
 constexpr char kKnownToAllPayload[] = "gtrain/known-to-all";
 }  // namespace

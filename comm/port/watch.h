@@ -1,5 +1,6 @@
-// What every wait loop of a collective asks: is the generation alive, is there time left? A question costs
-// some loads and a look at the clock, a notice 511 bytes at most, independent of the number of ranks.
+// The question that every wait loop of a collective asks: is the generation alive, is there time left? It
+// costs some loads and a look at the clock, and a notice takes 511 bytes at most, independent of the number
+// of ranks.
 #pragma once
 #include <optional>
 #include <string>
@@ -12,31 +13,31 @@
 
 namespace gtrain::comm {
 
-// A member that gives up says why in a *notice*: "rank 3 gave up: <why>". Peers pass it on as it is; what
-// they put before it says where they heard it.
+// A member that gives up says why in a *notice*: "rank 3 gave up: <why>". Peers pass it on as it is, behind a
+// prefix that says where they heard it.
 inline constexpr char kGaveUp[] = " gave up: ";
-// What is said of a member that ended well, by whoever waits for it.
+// The text about a member that ended well, for ranks that wait for it.
 inline constexpr char kClosed[] = " has closed its communicator";
 inline constexpr size_t kNoticeBytesMax = 511;
-// What a call returns that hears a notice: Unavailable.
+// The Unavailable that a call returns after it received a notice.
 absl::Status GaveUp(absl::string_view notice);
 // The notice that made a call return `status`; "" if none did.
 std::string NoticeIn(const absl::Status& status);
 
-// The same error, marked as one that every member has found by itself: nobody needs a notice of it.
+// Marks `status` as an error that every member has found by itself, so that nobody needs a notice of it.
 absl::Status KnownToAll(absl::Status status);
 bool IsKnownToAll(const absl::Status& status);
 
-// The same status about `what`; its payloads stay.
+// Returns `status` with `what` before its message; its payloads stay.
 absl::Status Annotate(const absl::Status& status, absl::string_view what);
 
-// What ends a wait beside time and the generation.
+// A reason to end a wait beside time and the generation.
 class Interrupt {
  public:
   virtual ~Interrupt() = default;
-  // OK, or what was heard of a peer that has given up.
+  // Returns OK, or the notice of a peer that has given up.
   virtual absl::Status Check() const = 0;
-  // What the peers of a member should hear that gives up for `why`; "": they know, or will without it.
+  // Returns the notice for the peers when this member gives up for `why`; "": they know, or will without it.
   virtual std::string Notice(const absl::Status& why) const = 0;
 };
 
@@ -55,17 +56,17 @@ class Watch {
   }
   // Time left, at least zero.
   absl::Duration Left() const;
-  // Something else than the operation took so long: its deadline comes so much later. By the thread that
-  // asks, while no other does.
+  // Moves the deadline by the time that something else than the operation took. Called by the thread that
+  // calls Check, while no other thread does.
   void Excuse(absl::Duration took) const {
     if (deadline_) *deadline_ = *deadline_ + took;
   }
-  // The same again, with all of its time and so much at least.
+  // Returns a new Watch with all of its time, and at least `at_least`.
   Watch Anew(absl::Duration at_least) const {
     return Watch(bootstrap_, timeout_ < at_least ? at_least : timeout_, interrupt_);
   }
   absl::Duration timeout() const { return timeout_; }
-  // Since the first question; zero if there was none.
+  // The time since the first Check; zero if there was none.
   absl::Duration Waited() const;
 
  private:

@@ -86,7 +86,7 @@ class Lessons {
   std::vector<float> scale_, teacher_;
 };
 
-// With Adam, which leaves its variance alone when the reducer says so, if it `freezes`.
+// Trains with Adam, which leaves its variance alone when the reducer says so, if it `freezes`.
 double Train(int ranks, const CompressionOptions& compress, bool freezes) {
   constexpr int kSteps = 900, kBatchOfAll = 64;
   constexpr double kRate = 0.01;
@@ -141,7 +141,7 @@ TEST(Adam, OneBitReachesTheLossOfDenseGradients) {
   EXPECT_GT(moving, 1.04 * dense);
 }
 
-// Also on ranks that do not talk to other machines themselves.
+// Ranks that do not talk to other machines themselves know it, too.
 TEST(Adam, AllRanksKnowWhetherTheMomentumTravelled) {
   constexpr int kWarmup = 2;
   for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "b"}, {"a", "b", "a", "b"}}) {

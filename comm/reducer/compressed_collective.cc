@@ -28,7 +28,7 @@ constexpr float kLargestMomentum = 0x1p96f;
 constexpr char kMomentumState[] = "momentum";
 constexpr char kResidualState[] = "residual";
 constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
-// That of all compressors, those of what is sent before that of what is returned.
+// The progress of all compressors, those of what is sent before that of what is returned.
 constexpr char kProgressState[] = "progress";
 
 bool HasProgress(const Compressor& compressor) {
@@ -64,7 +64,7 @@ class Flat {
       GT_ASSIGN_OR_RETURN(flat->low_rank_, LowRankMean::Make(senders, count, shapes));
       return flat;
     }
-    // What cannot be is refused, whether it pays or not.
+    // Impossible options are refused, whether compression pays or not.
     GT_RETURN_IF_ERROR(Compressor::Create(senders, 1).status());
     if (!PaysCompressed(senders, count, group->size())) return flat;
     if (GoesToEveryone(senders, count, group->size())) {
@@ -124,7 +124,7 @@ class Flat {
     return absl::OkStatus();
   }
 
-  // The same on all ranks.
+  // The result is the same on all ranks.
   absl::Status CanScatter() const {
     if (momentum_ == 0 || !staged_) return absl::OkStatus();
     return absl::FailedPreconditionError(
@@ -248,7 +248,7 @@ class Flat {
   uint64_t bytes_received() const { return bytes_received_; }
   bool momentum_travelled() const { return momentum_travelled_; }
   Selected selected() const { return selected_; }
-  // By the last call, of the gradient and of the mean.
+  // The elements clipped by the last call, of the gradient and of the mean.
   size_t clipped() const {
     size_t sum = returning_ != nullptr ? Owner().clipped() : 0;
     if (low_rank_ != nullptr) sum += low_rank_->clipped();
@@ -271,7 +271,7 @@ class Flat {
     while (static_cast<float>(largest_machine) * scale > 1) scale /= 2;
     return scale;
   }
-  // What DGC adds up may be no float any more in the units of a rank: the largest one is the nearest.
+  // DGC's sums may exceed the range of a float in the units of a rank: they become the largest float.
   static std::vector<float> Scaled(absl::Span<const float> values, float scale) {
     constexpr float kMost = std::numeric_limits<float>::max();
     std::vector<float> scaled(values.begin(), values.end());
@@ -330,7 +330,8 @@ class Flat {
   Compressor& Owner() { return ramping_ != nullptr ? *ramping_ : *returning_; }
   const Compressor& Owner() const { return ramping_ != nullptr ? *ramping_ : *returning_; }
   int StepsCounted() const { return std::max(warmup_steps_, ramp_steps_); }
-  // Also of a program that goes back to a state from within the ramp: it gets what a new object gets.
+  // A program that goes back to a state from within the ramp calls it, too: it gets the owner of a new
+  // object.
   absl::Status BeginRamp() {
     if (!Ramping() || returning_ == nullptr) return absl::OkStatus();
     GT_ASSIGN_OR_RETURN(std::unique_ptr<Compressor> anew, Compressor::Create(ramp_options_, Mine().size));
@@ -342,7 +343,7 @@ class Flat {
     if (Ramping() || ramping_ == nullptr) return absl::OkStatus();
     return CarryOn(*std::exchange(ramping_, nullptr), *returning_);
   }
-  // What the last packet of one owner could not say goes with the next of the other.
+  // The residual of one owner's last packet goes into the next packet of the other.
   static absl::Status CarryOn(const Compressor& from, Compressor& to) {
     for (const Compressor::State& state : from.Export()) {
       if (state.name == kResidualState) GT_RETURN_IF_ERROR(to.Load(state.name, state.values));
@@ -376,8 +377,8 @@ class Flat {
     return {begin, std::min(shard_size_, count_ - begin)};
   }
 
-  // What is still pending belongs to a step that was applied. Nothing is pending for a gradient that was not
-  // finite, and that is no error.
+  // Applies what is still pending, which belongs to a step that was applied. Nothing is pending for a
+  // gradient that was not finite, and that is no error.
   void Settle() {
     selected_ = {};
     for (auto& compressor : sending_) (void)compressor->Apply();

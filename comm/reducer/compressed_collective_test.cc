@@ -32,10 +32,10 @@ using Worlds = std::vector<std::vector<std::string>>;
 const Worlds kWorlds = {{"a"},           {"a", "a"},      {"a", "a", "a", "a", "a"},
                         {"a", "b", "c"}, {"a", "a", "b"}, {"a", "b", "a", "b"}};
 constexpr size_t kCount = 2000;  // no multiple of a block or a shard
-// Of PowerSGD: a vector, two matrices, and one that is smaller than its factors.
+// The shapes for PowerSGD: a vector, two matrices, and one that is smaller than its factors.
 const std::vector<std::vector<int64_t>> kShapes = {{90}, {30, 50}, {10, 4, 10}, {2, 5}};
 
-// A gradient of rank `rank`, other in every step, of steady mean.
+// The gradient of rank `rank`, different in every step, with a steady mean.
 std::vector<float> Gradient(int rank, int step, size_t count = kCount) {
   std::vector<float> g(count);
   for (size_t i = 0; i < count; ++i) {
@@ -84,7 +84,7 @@ double Norm(const std::vector<float>& v) {
   return std::sqrt(sum);
 }
 
-// What arrived over `steps` steps beside what the mean would have been, as a share of one mean.
+// The difference between the results of `steps` steps and the true means, as a share of one mean.
 struct Drift {
   absl::Status status;
   double share = 0;
@@ -121,9 +121,9 @@ TEST(CompressedCollective, NothingIsLostForGoodAndAllRanksHaveTheSameBits) {
       for (const Drift& drift : drifts) {
         EXPECT_EQ(std::memcmp(drift.last.data(), drifts[0].last.data(), kCount * sizeof(float)), 0);
       }
-      // 40 means went in. What is still on its way is bounded by a few steps of the codec's error: top-k 1 %
-      // waits up to all of 40 steps for its smallest values, and the error of a momentum is as large as a
-      // momentum.
+      // 40 means went in. The part that has not come out is bounded by a few steps of the codec's error:
+      // top-k 1 % holds its smallest values back for up to all of 40 steps, and the error of a momentum is as
+      // large as a momentum.
       const bool sparse = options.codec == Codec::kTopK || options.codec == Codec::kPowerSgd;
       const double dense = options.optimizer_momentum > 0 ? 25 : 6;
       EXPECT_LT(drifts[0].share, sparse ? (options.density < 0.05 ? 40 * 0.9 : 20) : dense);
@@ -215,7 +215,7 @@ TEST(CompressedCollective, OneRanksNanIsSeenByAllAndCarriedByNone) {
   }
 }
 
-// Those, and what else carries something over from a step that was large: momenta, and factors behind a
+// All kinds, and more that carry something over from a step that was large: momenta, and factors after a
 // warm-up.
 std::vector<CompressionOptions> EveryKindWithHistory() {
   std::vector<CompressionOptions> kinds = EveryKind();
@@ -374,8 +374,8 @@ TEST(CompressedCollective, RanksThatShareAMachineDoNotLowerTheLimit) {
   }
 }
 
-// What an optimiser sees: it turns what comes back into the same momentum as dense means, exactly while
-// warming up and, but for a few steps' worth still on its way, behind it.
+// An optimiser that gets these results has the same momentum as with dense means: exactly while warming up
+// and, but for a few steps' worth still on its way, after the warm-up.
 TEST(CompressedCollective, OptimizersMomentumIsWhatTravels) {
   constexpr float kMomentum = 0.8f;
   constexpr int kSteps = 40, kWarmup = 4;
@@ -668,7 +668,7 @@ TEST(CompressedCollective, WhatCannotBeIsRefused) {
 
 // ------------------------------------------------------------------ an error of one member
 
-// What each rank returns when `fault` happens to rank `victim` in its third call.
+// Returns the status of each rank when `fault` happens to rank `victim` in its third call.
 std::vector<absl::Status> WithFault(const std::vector<std::string>& nodes, const CompressionOptions& options,
                                     const std::string& algorithm, int victim,
                                     const std::function<void(comm::Hooks&, std::vector<float>&)>& fault) {
@@ -741,7 +741,7 @@ TEST(CompressedCollective, AnExceptionOnOneRankEndsTheCallOnAll) {
   }
 }
 
-// What is wrong with the options of one rank, all return, and go on without.
+// All ranks return the error in the options of one rank, and their communicator stays usable.
 TEST(CompressedCollective, WrongOptionsOfOneRankAreRefusedByAll) {
   for (const auto& nodes : kFours) {
     FakeWorld world(nodes);

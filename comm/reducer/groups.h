@@ -51,14 +51,15 @@ class Groups {
 // Equal in all versions: names of checkpoints are made of it.
 uint64_t Fnv1a(absl::string_view bytes);
 
-// Of options that differ in anything that must be equal on all ranks, the words differ.
+// Describes the options: the words differ where anything differs that must be equal on all ranks.
 std::string WordsOf(const CompressionOptions& options);
 
-// Collective: OK if `own` is on all ranks. Else the own error, or that of the first rank that has one. The
-// communicator stays as it is. InvalidArgument on all ranks: `words` differ, of which only a hash is sent.
+// Collective. Returns OK if `own` is OK on all ranks, else the own error, or that of the first rank that has
+// one. The communicator stays usable. InvalidArgument on all ranks: `words` differ, of which only a hash is
+// sent.
 absl::Status AgreeOn(Communicator& communicator, const absl::Status& own, absl::string_view words);
 
-// What `body` returns, or the exception that leaves it.
+// Returns the result of `body`, or the exception that leaves it as a status.
 template <typename Body>
 absl::Status Caught(const Body& body) {
   try {
@@ -68,7 +69,7 @@ absl::Status Caught(const Body& body) {
   }
 }
 
-// As CompressedCollective::Create.
+// Creates a collective in existing groups; the rest is as for CompressedCollective::Create.
 absl::StatusOr<std::unique_ptr<CompressedCollective>> CreateCollective(
     std::shared_ptr<Groups> groups, const CompressionOptions& options, size_t count,
     const std::vector<std::vector<int64_t>>& shapes);

@@ -114,7 +114,7 @@ class Rank {
       if (!std::isfinite(value)) return false;
     return true;
   }
-  // What is carried over, too.
+  // The carried state must be finite, too.
   bool CarriesFinite() {
     for (const CarriedState& state : collective_->Export()) {
       for (const float value : state.values)

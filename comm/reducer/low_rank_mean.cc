@@ -1,6 +1,6 @@
-// What a member carries over is its own gradient less its own part of what was sent, P (A^T P)^T, and not
-// less the mean: both have the same sum over the members, so the model cannot tell them apart, but this one
-// stays small where the members' gradients differ for good.
+// A member carries over its own gradient less its own part of what was sent, P (A^T P)^T, and not less the
+// mean: both have the same sum over the members, so the model cannot tell them apart, but this one stays
+// small where the members' gradients differ for good.
 #include "comm/reducer/low_rank_mean.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What compression promises at 4 ranks, at 2 to 100: ranks are threads of one process.
+// Checks at 2 to 100 ranks what compression promises at 4: ranks are threads of one process.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -102,14 +102,14 @@ void ExpectToTrainAsOn(int few, const std::vector<int>& ranks, const Compression
 // loss of 11 ranks.
 TEST(ManyRanks, TopKTrainsAsItDoesOnFour) { ExpectToTrainAsOn(4, {2, 4, 8, 11, 12, 16, 64}, TopK(0.01)); }
 TEST(ManyRanks, DgcTrainsAsItDoesOnFour) { ExpectToTrainAsOn(4, {2, 4, 16, 64}, Dgc(0.01, 24)); }
-// So few that owners select, too, of what 16 ranks get whole.
+// The density is so low that owners select, too, where 16 ranks get whole packets.
 TEST(ManyRanks, SparserTopKTrainsAsItDoesOnSixteen) { ExpectToTrainAsOn(16, {17, 64}, TopK(0.005)); }
 TEST(ManyRanks, SparserDgcTrainsAsItDoesOnSixteen) { ExpectToTrainAsOn(16, {17, 64}, Dgc(0.001, 24)); }
 
 struct Traffic {
   uint64_t sent = 0, received = 0;
 };
-// Of rank 0, in each of `steps` steps.
+// The traffic of rank 0, in each of `steps` steps.
 std::vector<Traffic> TrafficOf(int ranks, const CompressionOptions& options, size_t count, int steps) {
   FakeWorld world(FakeWorld::OneNode(ranks));
   std::vector<Traffic> traffic;
@@ -276,7 +276,7 @@ TEST(ManyRanks, AStateFromWithinTheFallOfTheDensityIsTakenBehindIt) {
   }
 }
 
-// What a step needs while a quarter of the elements travels is not kept for the steps after it.
+// The buffers that a step needs while a quarter of the elements travels are not kept for the steps after it.
 TEST(ManyRanks, AWarmUpLeavesNoBuffersBehind) {
   constexpr int kWarmup = 4;
   const auto held = [](const CompressionOptions& options) {

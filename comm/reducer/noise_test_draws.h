@@ -1,4 +1,4 @@
-// For tests: what stands for the noise of a gradient.
+// For tests: random numbers that stand for the noise of a gradient.
 #pragma once
 #include <cstdint>
 #include <numbers>
@@ -7,7 +7,7 @@
 
 namespace gtrain {
 
-// Of mean 0 and deviation 1, from four numbers that are equally likely.
+// A random number of mean 0 and deviation 1, from four numbers that are uniformly distributed.
 inline float Noise(Rng& rng) {
   const uint64_t bits = rng.Next();
   float sum = 0;

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kWindow = 20;  // steps between two looks at what they cost
 constexpr int kTrial = 5;    // steps until the first look at a new choice
-// At most so often: a keeper without its agent keeps all that was said.
+// Notes are sent at most so often: a keeper without its agent keeps all of them.
 constexpr absl::Duration kSayChange = absl::Seconds(1);
 constexpr absl::Duration kSayClipped = absl::Minutes(1);
 constexpr absl::Duration kSayAgain = absl::Seconds(30);  // for a head that has forgotten it
@@ -41,17 +41,17 @@ struct Bucket {
   std::unique_ptr<CompressedCollective> collective;
   uint64_t sent_before = 0;  // bytes, by collectives that are no more
 
-  // Of an automatic choice.
+  // Used by an automatic choice only.
   BucketCost cost;  // of the options in ReducerImpl::ways_; equal on all ranks
   size_t next_way = 0;
   std::vector<double> ready, seconds;  // of the steps since the last look, on this rank
-  // What the collective before this one carried over, in the units of this rank's gradient: goes out with the
-  // next step, and again if that is dropped.
+  // The state that the collective before this one carried over, in the units of this rank's gradient: it goes
+  // out with the next step, and again if that step is dropped.
   std::vector<float> leftover;
   bool leftover_sent = false;
 };
 
-// What is seldom undercut: work of others on the machine only adds.
+// A time that is seldom undercut: other work on the machine only adds to it.
 double LowerQuarter(std::vector<double> values) {
   const auto at = values.begin() + static_cast<ptrdiff_t>(values.size() / 4);
   std::nth_element(values.begin(), at, values.end());
@@ -106,7 +106,7 @@ absl::StatusOr<double> CodecSpeed(CompressionOptions options) {
   return best / static_cast<double>(kSampleElements);
 }
 
-// Of what must be equal on all ranks.
+// Describes everything that must be equal on all ranks.
 std::string WordsOfAll(absl::Span<const GradientSpec> gradients, const ReducerOptions& options,
                        const CompressionPolicy& policy) {
   std::string words =
@@ -154,7 +154,7 @@ class ReducerImpl final : public Reducer {
     return absl::OkStatus();
   }
 
-  // Without the others.
+  // The part of the preparation that needs no other ranks.
   absl::Status Prepare(const std::vector<GradientSpec>& gradients, const ReducerOptions& options,
                        CompressionPolicy* policy) {
     GT_RETURN_IF_ERROR(Fill(gradients, options.bucket_bytes / sizeof(float)));
@@ -346,7 +346,7 @@ class ReducerImpl final : public Reducer {
                                                    absl::StrJoin(gradient.shape, " x ")));
   }
 
-  // From the last gradient, which backward makes first.
+  // Fills the buckets from the last gradient, which backward makes first.
   absl::Status Fill(const std::vector<GradientSpec>& gradients, size_t bucket_elements) {
     if (gradients.empty()) return absl::InvalidArgumentError("reducer: there are no gradients");
     places_.resize(gradients.size());
@@ -405,7 +405,7 @@ class ReducerImpl final : public Reducer {
     return sum;
   }
 
-  // What is known of a way before it was used.
+  // Predicts the cost of a way that was not used yet.
   absl::StatusOr<Way> CostOf(size_t way, const Bucket& bucket) const {
     const CompressionOptions& options = ways_[way];
     size_t computed = bucket.count, sent = 0;
@@ -473,7 +473,7 @@ class ReducerImpl final : public Reducer {
     return absl::OkStatus();
   }
 
-  // What a collective carried over becomes part of the next gradient. Momenta are made again.
+  // Adds the residuals of a collective to the next gradient. Momenta are made again.
   void Keep(const CarriedState& state, Bucket* bucket) const {
     bucket->leftover.resize(bucket->count);
     AddUp(state, absl::MakeSpan(bucket->leftover));
@@ -487,7 +487,8 @@ class ReducerImpl final : public Reducer {
     for (size_t i = 0; i < state.values.size(); ++i) bucket[state.offset + i] += factor * state.values[i];
   }
 
-  // Of all ranks, since it depends on who shares a machine what each carries over.
+  // The name covers the state of all ranks, since it depends on which ranks share a machine what each carries
+  // over.
   absl::Status NameCarried(const CompressionPolicy& policy) {
     std::string what;
     if (Chooses()) {

@@ -18,11 +18,11 @@
 
 namespace gtrain {
 
-// What compression carries over from step to step, for checkpoints. It belongs to this rank, except that a
-// name that ends in "/shard" is this rank's part of a whole: elements [offset, offset + values.size()).
-// Everything that the next step depends on is among it, so a run that loads it ends with the bits of one that
-// was not interrupted, as far as its collectives add in the same order:
-//   "residual", "residual/shard"  what steps did not send, yet (error feedback)
+// State that compression carries over from step to step, for checkpoints. It belongs to this rank, except
+// that a name that ends in "/shard" is this rank's part of a whole: elements [offset, offset +
+// values.size()). Everything that the next step depends on is among it, so a run that loads it ends with the
+// bits of one that was not interrupted, as far as its collectives add in the same order:
+//   "residual", "residual/shard"  the part of the gradients that steps did not send yet (error feedback)
 //   "momentum"                    of DGC and of `optimizer_momentum`
 //   "basis"                       PowerSGD's right factors
 //   "warmup"                      steps of the dense warm-up so far
@@ -40,30 +40,31 @@ struct CarriedState {
 //
 // top-k: every packet goes to everyone while there are at most 16 ranks and all packets together are small
 // beside the dense gradient; else, and for every other codec, in two stages: each rank gets its shard of
-// every gradient, sums in float32, compresses the mean once more, and all shards go to everyone. What the
-// second compression loses is carried over by the shard's owner (1-bit Adam, Tang et al. 2021, arXiv
+// every gradient, sums in float32, compresses the mean once more, and all shards go to everyone. The loss of
+// the second compression is carried over by the shard's owner (1-bit Adam, Tang et al. 2021, arXiv
 // 2102.02888, section 3). The mean of top-k gradients has more elements than each of them, so an owner
 // returns up to 48 times the density, or int8 of all elements where that is less.
 //
-// Of n ranks and k selected elements a rank receives 8 n k bytes of top-k where packets go to everyone, else
-// at most 8 (1 + 48) k however many ranks there are; of other codecs twice their bytes of the gradient. It
-// sends and receives n - 1 packets, in two stages 2 (n - 1), and, of top-k, agrees on the length of packets
-// once before each stage. It keeps what Compressor says, in two stages in n of them of 1 / n of the elements
-// and one of its shard, and the packets of the longest step: those of all ranks where they go to everyone.
+// With n ranks and k selected elements a rank receives 8 n k bytes of top-k where packets go to everyone,
+// else at most 8 (1 + 48) k however many ranks there are; with other codecs it receives twice their bytes of
+// the gradient. It sends and receives n - 1 packets, in two stages 2 (n - 1), and for top-k agrees on the
+// length of packets once before each stage. It keeps the memory that Compressor says, in two stages n times
+// that of 1 / n of the elements and once that of its shard, and the packets of the longest step: those of all
+// ranks where they go to everyone.
 //
-// A step is a transaction, as for a Compressor: every call leaves what is to be carried over pending; the
-// next call applies it, unless Drop() came first. All ranks drop or none. Calls block until the
-// communicator's timeout. After an error the object and its communicator are dead; one of this rank alone (a
-// wrong size, a packet that cannot be decoded, no memory) ends the call of the others too, which get
-// Unavailable with this rank and its words. Not thread-safe.
+// A step is a transaction, as for a Compressor: what a call carries over stays pending until the next call
+// applies it, unless Drop() came first. All ranks drop or none. Calls block until the communicator's timeout.
+// After an error the object and its communicator are dead; an error of this rank alone (a wrong size, a
+// packet that cannot be decoded, no memory) ends the call of the others too, which get Unavailable with this
+// rank and its message. Not thread-safe.
 class CompressedCollective {
  public:
-  // Collective. The communicator must outlive it, and nothing else may use it during a call. `shapes` of the
-  // tensors that lie in `data` one behind the other, for PowerSGD; none: one vector of `count`.
-  // InvalidArgument: an option out of range, shapes of another number of elements, or ranks whose options,
-  // count or shapes differ (the rounding seed may). What is wrong on any rank, all return, and the
-  // communicator stays usable. Bytes and messages are those of two small all-reduces; with ranks that share
-  // machines of three, and two communicators are split off.
+  // Collective. The communicator must outlive it, and nothing else may use it during a call. `shapes` are
+  // those of the tensors that lie in `data` one behind the other, for PowerSGD; without any the data is one
+  // vector of `count`. InvalidArgument: an option out of range, shapes of another number of elements, or
+  // ranks whose options, count or shapes differ (the rounding seed may). All ranks return an error of any of
+  // them, and the communicator stays usable. Bytes and messages are those of two small all-reduces; with
+  // ranks that share machines those of three, and two communicators are split off.
   static absl::StatusOr<std::unique_ptr<CompressedCollective>> Create(
       Communicator* communicator, const CompressionOptions& options, size_t count,
       const std::vector<std::vector<int64_t>>& shapes = {});
@@ -72,8 +73,8 @@ class CompressedCollective {
   // data[count] becomes the mean.
   virtual absl::Status AllReduceMean(absl::Span<float> data) = 0;
   // For sharded optimisers: shard[Shard().size] becomes this rank's part of the mean. data[count] is only
-  // read. FailedPrecondition: ranks share machines; make the object over one rank a machine. Or
-  // optimizer_momentum, which needs the whole mean on every rank.
+  // read. FailedPrecondition: ranks share machines (make the object over one rank a machine), or
+  // optimizer_momentum is used, which needs the whole mean on every rank.
   virtual absl::Status ReduceScatterMean(absl::Span<const float> data, absl::Span<float> shard) = 0;
   // This rank's elements: those of the lower ranks come before, the last ranks may have none.
   struct Range {
@@ -82,23 +83,23 @@ class CompressedCollective {
   };
   virtual Range Shard() const = 0;
 
-  // The last step was not applied to the model: forget what it would carry over.
+  // Says that the last step was not applied to the model: nothing of it is carried over.
   virtual void Drop() = 0;
-  // Applies what is pending.
+  // Applies what is pending, and returns the carried state.
   virtual std::vector<CarriedState> Export() = 0;
-  // InvalidArgument: no state of that name, offset and size; after a change of the number of ranks start
-  // without (zeros), or put shards together by their offsets.
+  // InvalidArgument: there is no state of that name, offset and size. After a change of the number of ranks
+  // start without state (zeros), or put shards together by their offsets.
   virtual absl::Status Load(const CarriedState& state) = 0;
   // Bytes this rank gave to collectives so far.
   virtual uint64_t bytes_sent() const = 0;
   // Bytes of other ranks that collectives gave to this rank so far: what a rank's link carries to it, where
   // packets of every rank go to everyone.
   virtual uint64_t bytes_received() const = 0;
-  // Of top-k, of this rank's gradient in the last call; zeros where it sent float32.
+  // The elements of this rank's gradient that top-k selected in the last call; zeros where it sent float32.
   virtual Selected selected() const = 0;
   // Elements that the last call clipped on this rank (Compressor::clipped): of its gradient, or the sum of
   // its machine's divided by as many as the largest machine has, or a little more, and of its shard of the
-  // mean. Zero on ranks that another one of their machine speaks for.
+  // mean. Zero on ranks that do not talk to other machines themselves.
   virtual size_t clipped() const = 0;
   virtual Codec codec() const = 0;
   // Whether the last call compressed `optimizer_momentum`; equal on all ranks. ReducedStep says what an
@@ -106,12 +107,12 @@ class CompressedCollective {
   virtual bool momentum_travelled() const = 0;
 };
 
-// What the job file's `comm.compression` says, which reaches a rank as $GTRAIN_COMPRESSION; nothing if it
-// says nothing. InvalidArgument: those words cannot be read.
+// Returns the policy of the job file's `comm.compression`, which reaches a rank as $GTRAIN_COMPRESSION;
+// nullopt if the job file has none. InvalidArgument: its words cannot be read.
 absl::StatusOr<std::optional<CompressionPolicy>> CompressionOfJob();
 
-// What a bucket uses and, where the choice is automatic and was looked at, what each way costs or is expected
-// to.
+// The codec of a bucket and, once an automatic choice has been made, the cost of each way, measured or
+// predicted.
 struct BucketChoice {
   size_t count = 0;
   Codec codec = Codec::kNone;
@@ -128,29 +129,29 @@ struct BucketChoice {
 // is complete, and Finish() returns when all of them are means. Buckets are filled from the last gradient,
 // which backward finishes first, and leave in that order (Li et al. 2020, PyTorch Distributed, VLDB 13).
 //
-// `compression: auto` of the job file: buckets begin as float32. Every 20 steps, the first time behind the
-// longest warm-up of the allowed codecs, rank 0 chooses for each bucket what ends the step soonest, from what
-// all ranks measured: the time its collective takes and when its gradients were ready. A codec that was not
-// used yet is expected to take what it computes and its bytes over the link as it was measured; it stays only
-// if it then beats float32 by 2 %. What hides behind backward stays float32. Changes are logged by rank 0,
-// and `gtrain status` shows what is used and what it gains.
+// With `compression: auto` of the job file buckets begin as float32. Every 20 steps, the first time after the
+// longest warm-up of the allowed codecs, rank 0 chooses for each bucket the codec that ends the step soonest,
+// from what all ranks measured: the time its collective takes and when its gradients were ready. A codec that
+// was not used yet is expected to take its computing time and the time of its bytes over the link as
+// measured; it stays only if it then beats float32 by 2 %. A bucket that hides behind backward stays float32.
+// Changes are logged by rank 0, and `gtrain status` shows the codecs in use and what they gain.
 //
-// Gradient accumulation: call neither Ready nor Finish for micro-batches before the last one.
-// Ready is thread-safe and never blocks; the rest belongs to one thread. One thread of its own, which is
-// joined by the destructor: it waits for a running collective.
+// Gradient accumulation: call neither Ready nor Finish for micro-batches before the last one. Ready is
+// thread-safe and never blocks; the rest belongs to one thread. It has one thread of its own, which the
+// destructor joins: it waits for a running collective.
 //
-// It costs 4 bytes an element of gradients and what a CompressedCollective of each bucket does; the
+// It costs 4 bytes an element of gradients and the memory of a CompressedCollective for each bucket; the
 // communicators that it makes have their arenas and connections (gtrain/communicator.h), as many however many
-// buckets there are. To make it takes two small all-reduces a bucket and a few more, a step nothing beside
-// the buckets, and a choice four small all-reduces and a broadcast.
+// buckets there are. Creation takes two small all-reduces a bucket and a few more, a step nothing beside the
+// buckets, and a choice four small all-reduces and a broadcast.
 class Reducer {
  public:
-  // Collective. `gradients` in the order of the forward pass, equal on all ranks. The communicator must
-  // outlive the reducer and stays free for other use: the reducer splits its own from it.
-  // InvalidArgument: no gradients, one without elements or with a shape of another number of them, bad
-  // compression options, PowerSGD for gradients of which none has a shape of two dimensions, or ranks whose
-  // gradients or options differ. What is wrong on any rank, all return. At most three communicators are made,
-  // however many buckets there are.
+  // Collective. `gradients` are in the order of the forward pass and equal on all ranks. The communicator
+  // must outlive the reducer and stays free for other use: the reducer splits its own from it.
+  // InvalidArgument: there are no gradients, one has no elements or a shape of another number of elements,
+  // compression options are bad, PowerSGD gets no gradient with a shape of two dimensions, or the ranks'
+  // gradients or options differ. All ranks return an error of any of them. At most three communicators are
+  // made, however many buckets there are.
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* communicator,
                                                          const std::vector<GradientSpec>& gradients,
                                                          const ReducerOptions& options = {});
@@ -182,15 +183,16 @@ class Reducer {
   virtual std::vector<CarriedState> Export() = 0;
   virtual absl::Status Load(const CarriedState& state) = 0;
 
-  // All of that as one block, whose name and size stay as they are while the reducer lives: what a program
-  // registers with Checkpointer::AddPerRank. The name is equal on all ranks and says which codec, ranks,
-  // buckets and states it is of, so that a checkpoint of others, or of a version that carries other things
-  // over, leaves the block alone. Empty: nothing is carried over on any rank. A block of zeros is what a new
-  // reducer has. What an automatic choice carries over are residuals alone, which go out with the next step:
-  // choices are measured and momenta made again.
+  // Name and size of the carried state of all buckets as one block, which a program registers with
+  // Checkpointer::AddPerRank; both stay as they are while the reducer lives. The name is equal on all ranks
+  // and describes the codec, ranks, buckets and states, so that a reducer with others, or a version that
+  // carries other things over, does not load the block. Empty: nothing is carried over on any rank. A block
+  // of zeros is the state of a new reducer. An automatic choice carries over only residuals, which go out
+  // with the next step: choices are measured and momenta made again.
   virtual const std::string& CarriedName() const = 0;
   virtual size_t CarriedCount() const = 0;
-  // Between steps, block[CarriedCount()], else InvalidArgument. To be loaded on all ranks or none.
+  // Both are called between steps with block[CarriedCount()], else InvalidArgument. All ranks load a block or
+  // none.
   virtual absl::Status ExportCarried(absl::Span<float> block) = 0;
   virtual absl::Status LoadCarried(absl::Span<const float> block) = 0;
 };

@@ -356,7 +356,7 @@ TEST(Reducer, CarriedBlockGoesOnInAnotherReducer) {
   }
 }
 
-// Of the buckets that are compressed, in the steps in which they are, in both stages.
+// Counts the elements of the compressed buckets, in the steps in which they are compressed, in both stages.
 TEST(Reducer, SaysHowManyElementsTopKSent) {
   for (const double density : {0.02, 0.2}) {
     FakeWorld world({"a", "b"});
@@ -401,7 +401,7 @@ TEST(Reducer, SaysWhatItsCodecCouldNotSay) {
   }));
 }
 
-// What a block is of is in its name, so that no other reducer takes it.
+// The name of a block describes the reducer that it belongs to, so that no other reducer takes it.
 TEST(Reducer, CarriedNameSaysWhatItIsOf) {
   std::set<std::string> names;
   const auto made = [&](const std::vector<std::string>& nodes, const char* job, size_t bucket_bytes) {
@@ -530,8 +530,8 @@ TEST(Reducer, CommunicatorsAreMadeOnceForAllBuckets) {
   }
 }
 
-// What arrived in all steps is what went in, whatever the choices were on the way, but for what the codec in
-// use still carries.
+// The sum of all results is the sum of all gradients, whatever the choices were on the way, but for the
+// residual that the codec in use still carries.
 TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
   const JobSays says("auto: topk density=0.05 warmup=0, onebit warmup=0, int8, powersgd warmup=0");
   constexpr int kSteps = 120;
@@ -588,8 +588,6 @@ TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
   EXPECT_THAT(world.Compression(), testing::HasSubstr(" of 1 bucket: ")) << "the last choice was powersgd";
 }
 
-// So long that nobody gets there.
-
 // A rank whose part fails, in the reducer's thread or between two steps, ends the step on all.
 TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
   for (const auto& nodes : kFours) {
@@ -618,7 +616,7 @@ TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
   }
 }
 
-// What went wrong is the program's own: no collective knows of it.
+// The error is the program's own, and no collective knows of it.
 TEST(Reducer, AnAbortEndsTheStepOnAll) {
   for (const auto& nodes : kFours) {
     for (const bool begun : {false, true}) {
@@ -704,7 +702,7 @@ TEST(Reducer, FinishEndsWhenACollectiveDoesNot) {
   }));
 }
 
-// What one rank cannot do, none begins, and their communicator stays usable.
+// A mistake of one rank stops all of them before they begin, and their communicator stays usable.
 TEST(Reducer, AMistakeOfOneRankIsRefusedByAll) {
   for (const auto& nodes : kFours) {
     FakeWorld world(nodes);
@@ -723,7 +721,7 @@ TEST(Reducer, AMistakeOfOneRankIsRefusedByAll) {
   }
 }
 
-// Of equal size, and in another order: their means would be mixed.
+// The gradients have equal sizes and another order: their means would be mixed.
 TEST(Reducer, GradientsWithOtherNamesAreRefusedByAll) {
   for (const auto& nodes : kFours) {
     FakeWorld world(nodes);

@@ -5,13 +5,13 @@
 //                              at most kReturnedMax k entries back, or one byte an element if that is less
 //
 // So bytes a rank grow with n up to kReturnedMax ranks, and are O(k) beyond, as long as every rank has a
-// shard of its own. A small bucket has fewer shards than ranks, each rank still sends a slot to all: 64 bytes
-// or so a rank, up to what the dense gradient costs, which then travels instead. The sum of n packets has up
-// to n k entries: an owner that returned only k of them would select 1 % of a mean once more, which at equal
-// noise trains 2 to 3 times slower than the exact sum (docs/design/comm.md has the measured table). What it
-// does not return is carried over in its residual. While the density of DGC falls to what the job asks for,
-// an owner returns one byte an element: what many ranks send has nearly all of them. Memory a rank: the
-// packets of one step, and of two stages n compressors of 1 / n of the elements.
+// shard of its own. A small bucket has fewer shards than ranks, but each rank still sends a slot to all: 64
+// bytes or so a rank, up to the cost of the dense gradient, which then travels instead. The sum of n packets
+// has up to n k entries: an owner that returned only k of them would select 1 % of a mean once more, which at
+// equal noise trains 2 to 3 times slower than the exact sum (docs/design/comm.md has the measured table). The
+// entries that it does not return are carried over in its residual. While the density of DGC falls to that of
+// the job, an owner returns one byte an element: the packets of many ranks contain nearly all elements.
+// Memory a rank: the packets of one step, and in two stages n compressors of 1 / n of the elements.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ inline size_t SlotOf(size_t bytes) { return (bytes + 63) / 64 * 64; }
 inline constexpr double kEntryBytes = 8;             // index and value
 inline constexpr double kInt8Bytes = 1 + 4.0 / 256;  // an element, with its part of a scale
 
-// What a rank sends and receives in a ring all-reduce of float32, bytes, but for the share 1 / ranks.
+// Bytes that a rank sends and receives in a ring all-reduce of float32, but for the factor 1 - 1 / ranks.
 inline uint64_t DenseBytes(size_t count) { return 2 * sizeof(float) * count; }
 
 // Elements of a shard, of which the last ones may have fewer or none: whole blocks of scales, and of top-k at

@@ -1,5 +1,5 @@
-// For tests: a communicator that counts what is split off it and lets something happen beside its calls, as
-// do those that are split off it.
+// For tests: a communicator that counts its splits and lets something happen beside its calls. So do the
+// communicators split off it.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -12,12 +12,12 @@
 
 namespace gtrain::comm {
 
-// Of one rank; outlives its communicators.
+// The hooks of one rank, which outlive its communicators.
 struct Hooks {
   std::atomic<int> splits{0};
   // Packets that have arrived by all-gather or all-to-all of bytes.
   std::function<void(uint8_t* data, size_t bytes)> arrived;
-  // Before an all-reduce.
+  // Called before an all-reduce.
   std::function<absl::Status()> before_all_reduce;
   std::optional<absl::Duration> timeout;  // what they say theirs is
 };

@@ -20,7 +20,7 @@ inline void FutexWait(std::atomic<uint32_t>* word, uint32_t seen, absl::Duration
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &ts, nullptr, 0);
 }
 
-// Until either word changes; kernels before 5.16 know only the first. Returns as FutexWait does.
+// Waits until either word changes; kernels before 5.16 know only the first. Returns as FutexWait does.
 inline void FutexWaitEither(std::atomic<uint32_t>* word, uint32_t seen, std::atomic<uint32_t>* other,
                             uint32_t seen_other, absl::Duration timeout) {
 #ifdef SYS_futex_waitv

@@ -1,8 +1,8 @@
-// Waiting. Each rank counts what it has entered in words of its own, and whoever waits for it looks at such a
-// word: for some microseconds without pause; where ranks outnumber the cores instead by giving the core away
-// between looks, since one of those waited for may need it; then asleep on the word with a futex for at most
-// kNap. The nap bounds how late a waiter notices that the generation is over: a killed peer can never wake
-// anyone.
+// Waiting. Each rank counts what it has entered in words of its own, and a rank that waits for it looks at
+// such a word: for some microseconds without pause; where ranks outnumber the cores instead by giving the
+// core away between looks, since one of those waited for may need it; then asleep on the word with a futex
+// for at most kNap. The nap bounds how late a waiter notices that the generation is over: a killed peer can
+// never wake anyone.
 //
 // Sleeping without a lost wake-up: the waiter announces itself in `waiters` and then gives the kernel the
 // value it saw; the owner changes the word and then, with a full fence between, reads `waiters`. So either
@@ -32,8 +32,8 @@ namespace {
 constexpr absl::Duration kNap = absl::Milliseconds(20);
 // How often to look: the first kEagerSpins times without a pause, which takes longer than a cache line does.
 constexpr int kEagerSpins = 64, kSpins = 2000, kSpinsCrowded = 2, kYieldsCrowded = 100;
-// Behind the memory of Allocate: the id that its owner has written there. An arena that a peer asks for when
-// its owner, and so the arena, is gone is a new one, of zeros.
+// The id that the owner of memory of Allocate has written lies behind that memory. An arena that a peer asks
+// for when its owner, and so the arena, is gone is a new one, of zeros.
 constexpr size_t kMarkBytes = 4096;
 constexpr uint64_t kRankIdShift = 20;  // allocations of one rank before ids of two could meet
 
@@ -307,7 +307,7 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
   for (const Allocation& a : own_) {
     if (a.id == record.arena) return a.memory.data() + record.arena_offset;
   }
-  // What is mapped of an owner that has freed something may be that.
+  // A peer that has freed memory may have freed the memory that is mapped here.
   for (auto other = of_peers_.begin(); other != of_peers_.end();) {
     if (other->second.frees == line(other->second.local).frees.load()) {
       ++other;

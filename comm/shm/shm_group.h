@@ -21,11 +21,11 @@
 
 namespace gtrain::comm {
 
-// Not thread-safe. Every blocking call ends by its Watch, even if peers were killed at any point.
-// Of m ranks of this machine in a world of n: an arena of 2 MiB + 2.3 MiB for each of m (staged chunks) + 16
-// KiB for each of n above 128 (arena_layout.h has the rest), for each communicator, which is one mapping and
-// no descriptor here, and a descriptor of the machine's keeper. The keeper takes all of its pages, soon after
-// it is asked for. Enter writes one line and reads m. Allocate adds what was asked for and a page, and
+// Not thread-safe. Every blocking call ends by its Watch, even if peers were killed at any point. For m ranks
+// of this machine in a world of n it takes an arena of 2 MiB + 2.3 MiB for each of m (staged chunks) + 16 KiB
+// for each of n above 128 (arena_layout.h has the rest), for each communicator, which is one mapping and no
+// descriptor here, and a descriptor of the machine's keeper. The keeper allocates all of its pages, soon
+// after it is asked for. Enter writes one line and reads m. Allocate adds the bytes asked for and a page, and
 // Resolve a mapping for each peer's.
 class ShmGroup {
  public:
@@ -41,11 +41,12 @@ class ShmGroup {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   int local() const { return local_; }
-  // The same on all machines.
+  // The size is the same on all machines.
   size_t result_bytes() const { return layout_.result_bytes; }
 
   // Enters a collective: puts `record` down, with a payload of at most kInlineBytes, and returns once every
-  // rank of the machine has entered it too. What they put down is readable until the next Enter of this rank.
+  // rank of the machine has entered it too. The records and payloads are readable until the next Enter of
+  // this rank.
   absl::Status Enter(const OpRecord& record, const void* payload, size_t bytes, const Watch& watch);
   const OpRecord& Record(int local) const { return PostOf(local).record; }
   const char* Payload(int local) const { return PostOf(local).payload(); }

@@ -22,8 +22,8 @@
 namespace gtrain::comm {
 namespace {
 
-// How long to look again and again before sleeping. In between others may have the core: who is waited for
-// may need it, and if it was gone for long, a sleeper gets it back sooner than one who asks.
+// How long to poll before sleeping. In between others may have the core: the rank that is waited for may need
+// it, and if it was gone for long, a sleeper gets it back sooner than a rank that polls.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 static_assert(sizeof(MessageHeader) + kPieceBytes == GTRAIN_UCX_MESSAGE_MAX);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
@@ -304,7 +304,7 @@ void Fabric::Take(absl::string_view message) {
   }
 }
 
-// The oldest goes where there is no room: whoever misses it has its own deadline.
+// The oldest message is dropped where there is no room: a member that misses it has its own deadline.
 void Fabric::KeepEarly(ContextId id, absl::string_view message) {
   early_bytes_ += message.size();
   early_.emplace_back(id, std::string(message));
@@ -481,8 +481,8 @@ int Fabric::Step() {
 
 bool Fabric::Pending() const { return keep_moving_ > 0 || !active_.empty() || left_ != given_; }
 
-// Not at once: a program that sends and then receives is back in a moment, and a thread that wakes up for
-// nothing costs it more than all the rest.
+// Help is not asked for at once: a program that sends and then receives is back in a moment, and a thread
+// that wakes up for nothing costs it more than all the rest.
 void Fabric::AskForHelp() {
   if ((driving_ || help_due_) && !ending_) return;
   help_due_ = true;
@@ -541,7 +541,7 @@ void Fabric::MakeRoom() {
   mutex_.Lock();
 }
 
-// Without the lock, which is held again also where it throws.
+// Asks without the lock, which is held again also where `check` throws.
 absl::Status Fabric::Ask(absl::FunctionRef<absl::Status()> check) {
   mutex_.Unlock();
   const absl::Cleanup again = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_.Lock(); };
@@ -560,12 +560,12 @@ absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
     // Traffic of others must not hide that time is up.
     if (sleep || std::exchange(busy, false)) {
       const absl::Status waiting = Ask(check);
-      // What is waited for may have come with the news that its sender has left.
+      // The awaited message may have come with the news that its sender has left.
       moved = Step() != 0;
       if (done()) return absl::OkStatus();
       GT_RETURN_IF_ERROR(waiting);
     }
-    // What has just come may be what `check` asks for: no sleep before it was asked again.
+    // A message that has just come may be what `check` asks about: no sleep before it was asked again.
     if (moved || Step() != 0) {
       busy = ++moves % 1024 == 0;
       idle = false;

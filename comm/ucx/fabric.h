@@ -2,17 +2,17 @@
 // a communicator is a *context* on them (comm/ucx/fabric_transport.h) and costs no message and no descriptor.
 //
 // One UCX worker, one listening port and one thread a process, which are eleven descriptors, for all its
-// communicators. To each process that it has exchanged anything with a connection, which over TCP is a
+// communicators. To each process that it has exchanged anything with it has a connection, which over TCP is a
 // descriptor, some hundred bytes, and up to kFlyingMax buffers of 60 KiB while data is under way. Nothing is
 // kept of the other ranks.
 //
 // Everything leaves from memory of the fabric: a call may end, and its buffers go, while a peer that is
-// stopped has not read them. What is more than one piece waits for the receiver's word (comm/port/message.h),
-// so what comes and is not waited for is at most a piece a message.
+// stopped has not read them. A message of more than one piece waits until the receiver is ready
+// (comm/port/message.h), so at most a piece of each message comes unexpectedly.
 //
-// Many threads, one worker: whoever waits drives it, and the others sleep until what they wait for has
-// happened or it is their turn. A driver holds the lock while it looks and not while it sleeps. A thread of
-// the fabric's own drives when nobody waits and something has not left yet: mostly the socket takes all at
+// Many threads, one worker: a thread that waits drives it, and the others sleep until their own wait is over
+// or it is their turn. A driver holds the lock while it looks and not while it sleeps. A thread of the
+// fabric's own drives when no thread waits and something has not left yet: mostly the socket takes all at
 // once and it sleeps.
 #pragma once
 #include <atomic>
@@ -43,7 +43,8 @@
 
 namespace gtrain::comm {
 
-// Of a communicator; unlike every other one of the processes that may ever speak with each other.
+// The id of a communicator, unlike that of every other one of the processes that may ever speak with each
+// other.
 struct ContextId {
   uint64_t generation = 0;
   uint64_t context = 0;
@@ -53,11 +54,11 @@ struct ContextId {
 // Thread-safe where nothing else is said. Nothing blocks but Until and the destructor.
 class Fabric {
  public:
-  // What hears of the messages of a context.
+  // Receives the messages of a context.
   class Context {
    public:
     virtual ~Context() = default;
-    // With the lock held. Must not call the fabric, except Post and Stream.
+    // Called with the lock held. Must not call the fabric, except Post and Stream.
     virtual void Hear(const MessageHeader& header, absl::string_view bytes) = 0;
   };
 
@@ -75,10 +76,10 @@ class Fabric {
   Fabric& operator=(const Fabric&) = delete;
 
   const std::string& wish() const { return wish_; }
-  // What other processes need to reach this one: at most some hundred bytes.
+  // The address by which other processes reach this one: at most some hundred bytes.
   const std::string& address() const { return address_; }
   LinkTarget& target() const { return target_; }
-  // What its communicators have measured of its links, as they wrote it down; "" before.
+  // The measurements of the links, as communicators wrote them down; "" before.
   std::string links() const {
     const MutexLock lock(&links_mutex_);
     return links_;
@@ -96,7 +97,8 @@ class Fabric {
   // How often a thread that waits for others has slept so far.
   uint64_t naps() const { return naps_; }
 
-  // What contexts do needs the lock, which a driver gives away between two looks when somebody knocks.
+  // Calls of contexts need the lock, which a driver gives away between two looks when another thread asks for
+  // it.
   class Lock {
    public:
     explicit Lock(Fabric* fabric, bool now = true) : fabric_(fabric) {
@@ -118,8 +120,8 @@ class Fabric {
   // The process with this address, known or not; Drop for each. InvalidArgument: it is no address.
   absl::StatusOr<Peer*> Reach(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // From now on, and with what came before it was there: of messages for contexts that are not open yet 64
-  // MiB are kept.
+  // Delivers the messages of a context from now on, and those that came before: 64 MiB are kept of messages
+  // for contexts that are not open yet.
   void Add(ContextId id, Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remove(ContextId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -128,23 +130,24 @@ class Fabric {
   // at once, UCX 1.13 has to choose between two TCP connections, and on a busy machine what one of them had
   // sent was sometimes never seen by the other.
   void Want(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // One piece: header and at most kPieceBytes, copied. Leaves at once where it can, else with whoever drives.
-  // `of` is told of its end if there is one.
+  // Posts one piece: header and at most kPieceBytes, copied. It leaves at once where it can, else when a
+  // thread drives. `of` is told of its end if there is one.
   void Post(Peer* peer, const MessageHeader& header, absl::string_view bytes,
             std::shared_ptr<Sending> of = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What is left of a message, piece by piece.
+  // Sends the rest of a message, piece by piece.
   void Stream(Peer* peer, std::shared_ptr<Sending> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // While anybody wants it, the fabric's own thread sees to what comes when nobody waits.
+  // While a context wants it, the fabric's own thread takes in messages when no thread waits.
   void KeepMoving(int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whoever posted something returns to the program: what is still here leaves all the same. Not inside Hear.
+  // Called when a thread that posted messages returns to the program: what is still here leaves all the same.
+  // Not inside Hear.
   void LetLeave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Something that was posted to it is still here, and may leave.
+  // True while a message that was posted to the peer is still here, and may leave.
   bool Unsent(const Peer* peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Messages go to and from it.
+  // True when messages go to and from the peer.
   static bool Up(const Peer* peer);
-  // Somebody has wanted it, and it is neither up nor lost yet.
+  // True when a context has wanted the peer, and it is neither up nor lost yet.
   static bool Greeting(const Peer* peer);
-  // Of one that has failed: why, as far as that is known.
+  // The reason of a peer's failure, as far as it is known.
   static std::string Failure(const Peer* peer);
   bool Failed(const Peer* peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -152,7 +155,7 @@ class Fabric {
   // before each sleep. Short sleeps first, 10 ms at most.
   absl::Status Until(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whoever drives asks its `check` again. From any thread, without the lock.
+  // Makes the driver ask its `check` again. From any thread, without the lock.
   void Interrupt();
   // Looks once at what has come, unless somebody does already.
   void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -10,7 +10,7 @@
 
 namespace gtrain::comm {
 
-// What the transport of the communicator has heard. Touched with the fabric's lock.
+// News that the transport of the communicator has received. Used with the fabric's lock.
 struct FabricNews {
   std::string gave_up;            // the first notice
   std::vector<std::string> left;  // by member: why it has ended well
@@ -21,7 +21,7 @@ struct FabricMembers {
   int self = 0;
 };
 
-// With the lock of the fabric not held. InvalidArgument: an address is none.
+// Called with the lock of the fabric not held. InvalidArgument: an address is none.
 absl::StatusOr<std::unique_ptr<MessageLink>> OpenFabricLink(std::shared_ptr<Fabric> fabric, ContextId id,
                                                             const FabricMembers& members,
                                                             std::shared_ptr<const FabricNews> news,

@@ -1,4 +1,4 @@
-// What a transport makes of members that say things by hand, piece by piece. In a child, because UCX stays in
+// Tests a transport with members that send messages by hand, piece by piece. In a child, because UCX stays in
 // the process that loads it.
 #include "comm/ucx/fabric.h"
 
@@ -37,7 +37,7 @@ bool UcxHere() {
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
 }
 
-// Of member 0 among three machines, for what a transport asks.
+// The Bootstrap of member 0 among three machines, for the questions of a transport.
 class ThreeMachines final : public Bootstrap {
  public:
   ThreeMachines() {
@@ -90,7 +90,7 @@ class ByHand final : public Fabric::Context {
     fabric_->Want(zero_ = *reached);
     return true;
   }
-  // To member 0, in one piece.
+  // Sends a message to member 0, in one piece.
   bool Say(MessageKind kind, absl::string_view bytes) {
     Fabric::Lock lock(fabric_.get());
     fabric_->Post(zero_, Header(kind, bytes.size(), sent_++), bytes);
@@ -151,8 +151,8 @@ absl::Status OpenAll(absl::Span<std::shared_ptr<Fabric>> fabrics) {
   return absl::OkStatus();
 }
 
-// Member 1 says `words` of its end; then member 0 gives up. What member 0 heard, and whether member 2 was
-// told by it.
+// Lets member 1 send the notice `words`; then member 0 gives up. Returns the notice that member 0 heard, and
+// whether it told member 2.
 struct Said {
   std::string words;
   bool told = false;
@@ -313,7 +313,8 @@ int Child() {
   const auto itself = HearOf("");
   if (!itself.ok()) return std::fprintf(stderr, "%s\n", itself.status().ToString().c_str()), 2;
   if (!itself->told) return 3;
-  // Who sent a notice has told the others: one more of each that heard it would be n times n messages.
+  // The sender of a notice has told the others: another one from each that heard it would be n times n
+  // messages.
   const auto longest = HearOf(std::string(kNoticeBytesMax, 'x'));
   if (!longest.ok()) return std::fprintf(stderr, "%s\n", longest.status().ToString().c_str()), 4;
   if (longest->words != std::string(kNoticeBytesMax, 'x')) return 5;

@@ -188,7 +188,7 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     return op.sending == nullptr ? mailbox_->Done(op.member, op.number) : op.sending->done();
   }
 
-  // With the lock, also on return.
+  // Called with the lock, which is also held on return.
   absl::Status Await(const Watch& watch, absl::FunctionRef<bool()> done) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     const auto over = [&] { return done() || Broken(); };
     GT_RETURN_IF_ERROR(fabric_->Until(over, [&] { return StillWaiting(watch); }));
@@ -202,7 +202,7 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     return verdict;
   }
 
-  // What is waited for will never be.
+  // True when the awaited message will never come.
   bool Broken() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     if (!strange_.ok() || !mailbox_->wrong().empty()) return true;
     return awaited_ != nullptr && fabric_->Failed(MemberOf(awaited_->member).peer);
@@ -243,8 +243,8 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     return absl::OkStatus();
   }
 
-  // A broken connection is a symptom: whoever knows the cause (the keeper that saw a rank die) revokes the
-  // generation with it, a moment later. Only without such a verdict the symptom is the answer.
+  // A broken connection is a symptom: the head, which learns the cause from the keeper that saw a rank die,
+  // revokes the generation with it, a moment later. Only without such a verdict the symptom is the answer.
   absl::Status AwaitVerdict(absl::string_view symptom, const Watch& watch) {
     const Instant give_up = RealClock().Now() + kVerdictPatience;
     while (RealClock().Now() < give_up) {
@@ -302,8 +302,8 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
 
   // ---------------------------------------------------------------- the end
 
-  // Those that are connected, and those whose greeting is under way, because they may wait for this one. Not
-  // if this one has heard a notice: its sender told the others.
+  // Tells the members that are connected, and those whose greeting is under way, because they may wait for
+  // this one. Not if this one has heard a notice: its sender told the others.
   void Tell(absl::string_view words, MessageKind kind) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     Fabric::Lock lock(fabric_.get());
     Revoke();
@@ -345,13 +345,13 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
   int self_ = 0;
   bool open_ = false;
   std::vector<std::string> addresses_;
-  // What Hear touches: with the lock.
+  // Members that Hear uses, with the lock.
   std::vector<Member> members_;
   std::unique_ptr<Mailbox> mailbox_;
   std::map<std::pair<int, uint64_t>, std::shared_ptr<Sending>> unasked_;  // the receiver is not ready
   std::set<std::pair<int, uint64_t>> asked_;                              // it was, before
   absl::Status strange_;
-  // Of the exchange that is running.
+  // The state of the exchange that is running.
   absl::Span<const Transfer> transfers_;
   Fabric::Lock* lock_ = nullptr;
   std::vector<Op> ops_;

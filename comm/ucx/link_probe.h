@@ -1,6 +1,6 @@
 // Does anything get from this machine to a peer's? UCX and TCP stay silent for minutes when it does not, and
-// a peer that is merely slow looks the same from here. So who waits long tries the way itself (faults W5,
-// W14).
+// a peer that is merely slow looks the same from here. So a rank that waits long tries the way itself (faults
+// W5, W14).
 #pragma once
 #include <functional>
 #include <map>
@@ -44,7 +44,7 @@ class LinkTarget {
 class LinkProbe {
  public:
   LinkProbe(std::string where, Instant now);
-  // Nullopt: not known yet. Empty: it works. Else what was tried and what came of it.
+  // Nullopt: not known yet. Empty: it works. Otherwise the text says what was tried and what failed.
   std::optional<std::string> Look(Instant now);
 
  private:

@@ -45,7 +45,7 @@ void Mailbox::Fits(int from, Slot& slot) {
   wrong_ = absl::StrCat("member ", from, " sent ", slot.total, " bytes where ", slot.bytes, " were expected");
 }
 
-// At once where it is known that there is more: a sender that comes later need not ask.
+// Asks at once where it is known that there is more: a sender that comes later need not ask.
 void Mailbox::AskForMore(int from, uint64_t number, Slot& slot) {
   if (slot.asked || !slot.expected) return;
   const uint64_t total = slot.begun ? slot.total : slot.received == nullptr ? slot.bytes : 0;

@@ -1,5 +1,5 @@
-// What has come and what is waited for in one communicator: brings pieces of messages and memory together,
-// whichever is there first.
+// The messages that have come and those that are awaited in one communicator: brings pieces of messages and
+// memory together, whichever is there first.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace gtrain::comm {
 
-// Not thread-safe; nothing blocks. Of n members it keeps some ten bytes for each, and of each message that is
-// waited for or has come early a hundred; of one that nobody waits for yet only its first piece is ever sent,
-// and a member may be at most kAheadMax messages ahead.
+// Not thread-safe; nothing blocks. With n members it keeps some ten bytes for each, and a hundred for each
+// message that is awaited or has come early; of a message that is not awaited yet only the first piece is
+// ever sent, and a member may be at most kAheadMax messages ahead.
 class Mailbox {
  public:
   static constexpr size_t kAheadMax = 1 << 16;
@@ -29,7 +29,7 @@ class Mailbox {
   absl::Status Take(const MessageHeader& header, absl::string_view bytes);
   // Whether the message of an Expect is there; it is forgotten then.
   bool Done(int from, uint64_t number);
-  // Not empty: a message of an Expect is longer or shorter than its memory.
+  // Not empty where a message of an Expect is longer or shorter than its memory.
   const std::string& wrong() const { return wrong_; }
   // Messages of which this side must tell the sender that the rest may come, each once.
   struct Ready {

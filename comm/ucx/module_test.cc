@@ -21,7 +21,7 @@ bool UcxHere() {
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
 }
 
-// What opening said; empty if it worked.
+// The error of opening a worker; empty if it worked.
 std::string Opened(const GtrainUcxApi* api, const char* transports, const char* devices, int every) {
   GtrainUcxError error{};
   GtrainUcxWorker* worker = api->open(
@@ -38,7 +38,7 @@ int Child() {
   const auto entry = ModuleEntry(*module, GTRAIN_UCX_ENTRY, "libgtrain_comm_ucx.so");
   if (!entry.ok()) return 2;
   const GtrainUcxApi* api = reinterpret_cast<const GtrainUcxApi* (*)()>(*entry)();
-  // What a machine with RDMA opens, where its device cannot be used.
+  // These are the settings of a machine with RDMA, where its device cannot be used.
   if (!Opened(api, "rc,ud,dc,tcp", "none_0:1,lo", 0).empty()) return 3;
   const std::string missing = Opened(api, "rc,tcp", "none_0:1,lo", 1);
   if (!absl::StartsWith(missing, "no rc on none_0:1,lo; UCX finds here: ")) return 4;

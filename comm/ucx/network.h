@@ -14,7 +14,7 @@ namespace gtrain::comm {
 // InfiniBand: the interface is the port's IPoIB one. `sysfs`: another folder than /sys, for tests.
 std::vector<std::string> RdmaPortsOf(const std::string& interface, const std::string& sysfs = "/sys");
 
-// What a UCX worker is opened with.
+// The settings with which a UCX worker is opened.
 struct Network {
   std::string transports;  // UCX's names: "tcp", "rc,ud,dc,tcp"
   std::string devices;     // UCX's names: "eth0", "mlx5_0:1,eth0"; "all" where no interface is known

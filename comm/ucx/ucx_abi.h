@@ -1,7 +1,7 @@
-// What libgtrain_comm_ucx.so offers to the loader beside it. Plain C, because the module is loaded
-// with dlopen into programs that may carry any C++ library: nothing but these functions crosses. A worker has
-// what UCX needs once (comm/ucx/fabric.h counts its descriptors), an endpoint for each process that
-// `connect` named, and a ticket for each message under way.
+// The functions that libgtrain_comm_ucx.so offers to the loader beside it. Plain C, because the module is
+// loaded with dlopen into programs that may carry any C++ library: nothing but these functions crosses. A
+// worker has what UCX needs once (comm/ucx/fabric.h counts its descriptors), an endpoint for each process
+// that `connect` named, and a ticket for each message under way.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -31,15 +31,16 @@ struct GtrainUcxApi {
   uint32_t abi;
   uint32_t bytes;  // of this struct
 
-  // `transports` and `devices`: UCX's names, commas between; devices may be "all". Those are used that are
-  // there, unless `every` is not 0: then each transport must be. Null: failed, see error.
+  // Opens a worker. `transports` and `devices` are UCX's names, with commas between; devices may be "all".
+  // The transports that are there are used, unless `every` is not 0: then each must be there. Null: failed,
+  // see error.
   GtrainUcxWorker* (*open)(const char* transports, const char* devices, int every, GtrainUcxHeard heard,
                            void* user, GtrainUcxError* error);
-  // What peers need; lives as long as the worker.
+  // The address for peers; lives as long as the worker.
   void (*address)(GtrainUcxWorker* worker, const void** data, size_t* bytes);
   // Starts a connection to one process, by its address. Null: failed.
   GtrainUcxEndpoint* (*connect)(GtrainUcxWorker* worker, const void* address, GtrainUcxError* error);
-  // Why nothing gets there any more; null while that is not known. Lives as long as the endpoint.
+  // The reason why nothing gets there any more; null while that is not known. Lives as long as the endpoint.
   const char* (*failed)(const GtrainUcxEndpoint* endpoint);
   // Starts one message of at most GTRAIN_UCX_MESSAGE_MAX. 1: UCX has a copy; 0: *ticket says when, and the
   // data stays where it is until then; -1: failed. Messages to one endpoint arrive in their order.

@@ -13,9 +13,9 @@ namespace {
 
 constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
 
-// What UCX does in its constructors (patching the code of mmap, catching signals) only its environment can
-// prevent. Not setenv(): other threads may be in getenv() now. They see either the old array or this one,
-// which is never freed.
+// UCX's constructors patch the code of mmap and catch signals, which only its environment can prevent. Not
+// setenv(): other threads may be in getenv() now. They see either the old array or this one, which is never
+// freed.
 class UcxEnvironment {
  public:
   UcxEnvironment() : before_(environ) {

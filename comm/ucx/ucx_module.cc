@@ -65,7 +65,7 @@ struct GtrainUcxWorker {
   int event_fd = -1;
   GtrainUcxHeard heard = nullptr;
   void* user = nullptr;
-  // Also those that were dropped: UCX may still say something of them.
+  // Holds dropped endpoints, too: UCX may still report about them.
   std::vector<std::unique_ptr<GtrainUcxEndpoint>> endpoints;
   std::set<GtrainUcxTicket*> open;  // not yet spent
   std::vector<void*> closing;       // requests of drop
@@ -75,7 +75,7 @@ namespace {
 
 // ------------------------------------------------------------------ set-up
 
-// Of the process. Modules are loaded once, by the first worker.
+// Sets the options of the process. UCX loads its modules once, for the first worker.
 void SetGlobals(const std::string& transports) {
   ucs_global_opts_set_value("LOG_LEVEL", "fatal");
   ucs_global_opts_set_value("MODULES", transports == "tcp" ? "none" : "ib");
@@ -110,7 +110,7 @@ ucs_status_t InitContext(const char* transports, const char* devices, ucp_contex
 ucs_status_t OnMessage(void* worker, const void*, size_t, void* data, size_t bytes,
                        const ucp_am_recv_param_t* param) {
   auto* w = static_cast<GtrainUcxWorker*>(worker);
-  // Of a rendezvous, which nobody here begins, there is no data yet.
+  // A message of a rendezvous, which nobody here begins, has no data yet.
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) w->heard(w->user, data, bytes);
   return UCS_OK;
 }
@@ -168,7 +168,7 @@ void AddNetworkTransports(uct_component_h component, const char* domain,
   uct_md_close(md);
 }
 
-// What UCX finds on this machine.
+// Lists the transports that UCX finds on this machine.
 std::vector<NetworkTransport> NetworkTransports() {
   std::vector<NetworkTransport> found;
   uct_component_h* components = nullptr;
@@ -316,7 +316,7 @@ int Send(GtrainUcxWorker* w, GtrainUcxEndpoint* endpoint, const void* data, size
 int Flush(GtrainUcxWorker* w, GtrainUcxTicket** to, GtrainUcxError* error) {
   auto ticket = std::make_unique<GtrainUcxTicket>();
   const ucp_request_param_t params = Params(ticket.get());
-  // Not of one endpoint: that asks the peer, and waits until it looks.
+  // This does not flush one endpoint: that asks the peer, and waits until it looks.
   const ucs_status_ptr_t result = ucp_worker_flush_nbx(w->worker, &params);
   return Track(w, std::move(ticket), result, to, error);
 }

@@ -143,7 +143,7 @@ TEST(Model, DescendsToTheTextItSaw) {
   EXPECT_LT(loss, 0.1);
 }
 
-// Also behind step 30 from where on the mean of squares stays as it is.
+// The descent goes on behind step 30, from where on the mean of squares stays as it is.
 TEST(Model, DescendsByAdam) {
   for (const int measured_steps : {60, 30}) {
     std::vector<float> momentum(Model(1, 1).values().size()), squares(momentum.size()), before;
@@ -163,7 +163,8 @@ TEST(Model, DescendsByAdam) {
   }
 }
 
-// What comes back for it is no gradient: 1-bit says of every element of a block the same magnitude.
+// The value that comes back for such an element is no gradient: 1-bit gives every element of a block the same
+// magnitude.
 TEST(Model, ElementsWithoutSquaresStayWhereTheyAre) {
   std::vector<float> values = {1, 1}, momentum(2), squares = {0, 1e-4f};
   const AdamStep adam{.scale = 1, .rate = 0.01f, .measures = false, .steps = 50, .measured = 40};

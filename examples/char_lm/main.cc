@@ -1,15 +1,15 @@
-// Trains a language model of characters, data-parallel over the ranks of a gtrain job: what a model without
-// any framework has to do to use gtrain::Reducer.
+// Trains a language model of characters, data-parallel over the ranks of a gtrain job: an example of a model
+// without any framework that uses gtrain::Reducer.
 //
 //   bible -f gen1:1-rev22:21 | cut -d' ' -f2- > kjv.txt      (Debian's bible-kjv; any text will do)
 //   gtrain launch -n 4 -- build/examples/char_lm --text kjv.txt --compress 'topk density=0.01'
 //
 // The reducer owns the gradients' memory; backward writes there and says of each gradient when it is
-// complete.
-// --compress sends less of them. What a step did not send is carried over to the next one (error feedback),
-// and saved with the model; --error-feedback no shows what becomes of a training without. With
-// --momentum-correction yes top-k selects from each rank's momentum (DGC), and the optimiser here has none.
-// --optimizer adam with 'onebit warmup=N' is 1-bit Adam: its variance is that of the warm-up, see Update().
+// complete. --compress sends less of them. The part that a step did not send is carried over to the next one
+// (error feedback), and saved with the model; --error-feedback no shows what becomes of a training without.
+// With --momentum-correction yes top-k selects from each rank's momentum (DGC), and the optimiser here has
+// none. --optimizer adam with 'onebit warmup=N' is 1-bit Adam: its variance is that of the warm-up, see
+// Update().
 #include <gtrain/gtrain.h>
 
 #include <algorithm>
@@ -145,9 +145,9 @@ class Trainer {
 
   // All below throws Error.
   void RegisterAndRestore(Checkpointer* checkpointer);
-  // Until the last step, or until all ranks agreed to stop (then `stopped()`).
+  // Trains until the last step, or until all ranks agreed to stop (then `stopped()`).
   void Run();
-  // Mean over the validation part, in nats a character.
+  // The mean loss over the validation part, in nats a character.
   double ValidationLoss();
   bool stopped() const { return stopped_; }
   // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
@@ -207,7 +207,7 @@ void Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
 }
 
 void Trainer::Run() {
-  // The same values everywhere, whatever the machines' standard libraries make of a seed.
+  // Broadcasts the same values to all ranks, whatever the machines' standard libraries make of a seed.
   comm_->Broadcast(model_.values()).ThrowIfError();
   while (step_ < flags_.steps && !stopped_) {
     Step();
@@ -296,7 +296,7 @@ int TrainMain(const Flags& flags) {
   const Session session = Session::Join().value();
   Communicator comm = Communicator::Create(session).value();
   Trainer trainer(flags, session, &comm, std::move(text));
-  // By hand; under gtrain the job file's place and interval win.
+  // These values are for a run outside gtrain; under gtrain the job file's uri and interval win.
   Checkpointer checkpointer =
       Checkpointer::Open(session, {.uri = "ckpt/char_lm", .every_steps = 500}).value();
   trainer.RegisterAndRestore(&checkpointer);

@@ -35,8 +35,8 @@ class Model {
   // the losses in nats.
   double Forward(std::span<const uint8_t* const> windows);
 
-  // Of the last Forward: gradients[i] becomes the sum over its samples. The last layer's are complete first;
-  // ready(i) is called for each as soon as it is.
+  // Computes the gradients of the last Forward: gradients[i] becomes the sum over its samples. The last
+  // layer's are complete first; ready(i) is called for each as soon as it is.
   void Backward(std::span<const std::span<float>> gradients, const std::function<void(size_t)>& ready);
 
  private:
@@ -45,7 +45,7 @@ class Model {
   std::vector<float> values_;
   std::vector<size_t> offsets_;
   // Activations and their gradients are [feature][sample], so that all loops run along the samples. `batch_`
-  // is their row length: samples_max rounded up to whole vectors. What is beyond the samples is zero in
+  // is their row length: samples_max rounded up to whole vectors. Elements beyond the samples are zero in
   // gradients.
   const size_t batch_;
   std::vector<const uint8_t*> windows_;

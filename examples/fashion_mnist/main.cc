@@ -182,10 +182,10 @@ class Trainer {
   }
 
   void RegisterAndRestore(Checkpointer* checkpointer);
-  // Until the last step, or until all ranks agreed to stop (then `stopped()`).
+  // Trains until the last step, or until all ranks agreed to stop (then `stopped()`).
   void Run();
   double TestAccuracy(const Split& test);
-  // Of the steps of this run, saves included.
+  // Milliseconds of a step of this run, saves included.
   double step_milliseconds() const { return step_milliseconds_; }
   bool stopped() const { return stopped_; }
   // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
@@ -379,7 +379,7 @@ int TrainMain(const Flags& flags) {
   Split train = LoadSplit(flags.data, "train");
   const Split test = LoadSplit(flags.data, "t10k");
   Trainer trainer(flags, session, &comm, std::move(train));
-  // By hand; under gtrain the job file's place and interval win.
+  // These values are for a run outside gtrain; under gtrain the job file's uri and interval win.
   Checkpointer checkpointer =
       Checkpointer::Open(session, {.uri = "ckpt/fashion_mnist", .every_steps = 100}).value();
   trainer.RegisterAndRestore(&checkpointer);

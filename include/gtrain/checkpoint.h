@@ -31,40 +31,41 @@ struct CheckpointOptions {
       std::nullopt;  // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
   std::optional<std::chrono::milliseconds> every = std::nullopt;
   std::chrono::milliseconds commit_timeout = std::chrono::minutes(10);
-  // Opens to look: Restore works, Save and SaveIfDue return kFailedPrecondition, nothing is written and no
-  // owner loses anything. $GTRAIN_CHECKPOINT_READ_ONLY=1 sets it too.
+  // Opens for reading only: Restore works, Save and SaveIfDue return kFailedPrecondition, nothing is written
+  // and no owner loses anything. $GTRAIN_CHECKPOINT_READ_ONLY=1 sets it too.
   bool read_only = false;
-  // Takes the directory although another program that is alive owns it. That one's next save fails and says
-  // whom the directory belongs to now. $GTRAIN_TAKEOVER=1 (gtrain launch --takeover) sets it too.
+  // Takes the directory although another program that is alive owns it. The next save of that program fails
+  // and names the new owner of the directory. $GTRAIN_TAKEOVER=1 (gtrain launch --takeover) sets it too.
   bool takeover = false;
   // How many damaged checkpoints, one after the other, a Restore may fall back over before it gives up.
   // $GTRAIN_CHECKPOINT_MAX_ROLLBACK wins if set.
   int max_rollback = 1;
-  // In which saves ranks compare hashes of the state that they hold alike, before anything is written: "off",
-  // "first", or "every N". $GTRAIN_CHECKPOINT_VERIFY_REPLICAS wins if set.
+  // In which saves ranks compare hashes of their replicated state before anything is written: "off", "first",
+  // or "every N". $GTRAIN_CHECKPOINT_VERIFY_REPLICAS wins if set.
   std::string verify_replicas = "every 100";
-  // Save returns at once and the state is copied while the program computes with it: promises that Fence() is
-  // called before the state is changed.
+  // Save returns at once and the state is copied while the program computes with it. The program promises to
+  // call Fence() before it changes the state.
   bool lazy = false;
-  // Called by every save that is not skipped before it copies: brings state that lies elsewhere into the
-  // registered memory. An error is that of the save, which then saves nothing. It must not call gtrain.
+  // Every save that is not skipped calls it before it copies, to bring state that lies elsewhere into the
+  // registered memory. Its error becomes that of the save, which then saves nothing. It must not call gtrain.
   std::function<Status()> before_save = nullptr;
 };
 
 struct RestoredStep {
   int64_t step = 0;
-  // Of this rank: bytes of its state, each read once, and bytes read from storage for them (whole chunks).
+  // Both count bytes for this rank alone: its state, each byte read once, and what was read from storage for
+  // it (whole chunks).
   uint64_t bytes = 0;
   uint64_t bytes_read = 0;
 };
 
 struct RestoreOptions {
-  // Names of registered tensors, `*` and `?` stand for any characters: those that the checkpoint lacks are
-  // left as they are, and named in the log. Others that it lacks are an error.
+  // Names of registered tensors (`*` and `?` stand for any characters) that the checkpoint may lack: these
+  // are left as they are, and named in the log. Any other tensor that it lacks is an error.
   std::vector<std::string> may_be_missing = {};
 };
 
-// What SaveIfDue came to, equal on all ranks.
+// The result of SaveIfDue, equal on all ranks.
 struct StepEnd {
   bool saved = false;
   // The user asked to stop: leave the loop, Commit the same step, return 0 from main().
@@ -98,7 +99,7 @@ class ShardingView {
   gtrain_sharding view_;
 };
 
-// Runs a function of the program that the library called: what it throws must not cross the library.
+// Runs a function of the program for the library, because exceptions must not cross the C interface.
 template <typename Body>
 gtrain_status Guard(Status* failed, Body body) {
 #if defined(__cpp_exceptions)
@@ -117,8 +118,8 @@ gtrain_status Guard(Status* failed, Body body) {
 
 }  // namespace internal
 
-// What `rank` holds of a tensor of this shape, and so the shape of the memory that AddSharded wants.
-// kInvalidArgument says what is wrong with the sharding.
+// Computes the part of a tensor of this shape that `rank` holds, and so the shape of the memory that
+// AddSharded wants. kInvalidArgument says what is wrong with the sharding.
 inline Result<LocalBox> LocalBoxOf(std::span<const int64_t> shape, const Sharding& sharding, int rank) {
   LocalBox box{std::vector<int64_t>(shape.size()), std::vector<int64_t>(shape.size())};
   int holds = 0;
@@ -130,11 +131,12 @@ inline Result<LocalBox> LocalBoxOf(std::span<const int64_t> shape, const Shardin
   return box;
 }
 
-// Register state once, then Restore, then save. Registered memory is the caller's and must outlive the
-// Checkpointer. One thread at a time; moved and not copied; session, communicator and reducers may go first.
-// Under gtrain a process of its own writes: once Save() has returned on all ranks, the save is committed
-// whatever becomes of them. Run by hand a thread writes, and destroying the Checkpointer gives up a save that
-// is not committed yet: Commit or Wait first to keep it.
+// Saves and restores the state of a program: register the state once, then Restore, then save. Registered
+// memory is the caller's and must outlive the Checkpointer. It is used by one thread at a time, and moved but
+// not copied; session, communicator and reducers may be destroyed before it. Under gtrain a process of its
+// own writes: once Save() has returned on all ranks, the save is committed whatever becomes of the ranks.
+// Outside gtrain a thread writes, and destroying the Checkpointer gives up a save that is not committed yet:
+// call Commit or Wait first to keep it.
 //
 //   auto checkpointer = Checkpointer::Open(session, {.uri = "ckpt", .every_steps = 100}).value();
 //   checkpointer.AddReplicated("weights", weights).ThrowIfError();
@@ -177,27 +179,28 @@ class Checkpointer {
     return Checkpointer(made, std::move(program));
   }
 
-  // Each Add: kInvalidArgument when `memory` has other bytes than the shape and dtype say, with both numbers;
-  // kUnimplemented for memory that is not the host's.
+  // Every Add returns kInvalidArgument, with both numbers, when the size of `memory` is not that of the shape
+  // and dtype, and kUnimplemented for memory that is not the host's.
 
-  // State that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
+  // Registers state that is equal on all ranks: it is saved once (ranks share the writing) and restored on
+  // every rank.
   Status AddReplicated(const std::string& name, Memory memory, const std::vector<int64_t>& shape,
                        DType dtype) {
     if (Status host = HostOnly(memory); !host.ok()) return host;
     return internal::Call(gtrain_checkpointer_add_replicated, handle(), name.c_str(), memory.data,
                           memory.bytes, shape.data(), Dimensions(shape), static_cast<gtrain_dtype>(dtype));
   }
-  // A vector, array or span of a C++ type, as one dimension.
+  // Registers a vector, array or span of a C++ type as a tensor of one dimension.
   template <typename Range>
   Status AddReplicated(const std::string& name, Range&& values) {
     const std::span view(values);
     return AddReplicated(name, {view.data(), view.size_bytes()}, {static_cast<int64_t>(view.size())},
                          DTypeOf<typename decltype(view)::element_type>());
   }
-  // A tensor of the global `shape` that lies on the ranks as `sharding` says. `memory` is this rank's box of
-  // it, dense, row by row (LocalBoxOf tells its shape), and may be null where that is empty. Every rank
-  // registers every tensor, also those it holds nothing of. What was saved under one layout and world size is
-  // restored under any other, replicated or sharded.
+  // Registers a tensor of the global `shape` that lies on the ranks as `sharding` says. `memory` is this
+  // rank's box of it, dense, row by row (LocalBoxOf tells its shape), and may be null where that box is
+  // empty. Every rank registers every tensor, also those of which it holds nothing. A tensor saved under one
+  // layout and world size is restored under any other, replicated or sharded.
   Status AddSharded(const std::string& name, Memory memory, const std::vector<int64_t>& shape,
                     const Sharding& sharding, DType dtype) {
     if (Status host = HostOnly(memory); !host.ok()) return host;
@@ -205,9 +208,10 @@ class Checkpointer {
                           shape.data(), Dimensions(shape), internal::ShardingView(sharding).get(),
                           static_cast<gtrain_dtype>(dtype));
   }
-  // The same for cuts that no Sharding describes: this rank holds the box of `local_shape` at `begin`, which
-  // is empty where a dimension of it is 0. Boxes of two ranks are equal or have nothing in common, and
-  // together they are the whole tensor: the first Restore or Save says which ranks break that.
+  // Registers a tensor whose cut no Sharding describes: this rank holds the box of `local_shape` at `begin`,
+  // which is empty where one of its dimensions is 0. The boxes of two ranks are equal or have nothing in
+  // common, and together the boxes are the whole tensor: the first Restore or Save names the ranks that break
+  // this.
   Status AddBox(const std::string& name, Memory memory, const std::vector<int64_t>& shape,
                 const std::vector<int64_t>& begin, const std::vector<int64_t>& local_shape, DType dtype) {
     if (Status host = HostOnly(memory); !host.ok()) return host;
@@ -217,17 +221,19 @@ class Checkpointer {
                           shape.data(), begin.data(), local_shape.data(), Dimensions(shape),
                           static_cast<gtrain_dtype>(dtype));
   }
-  // State of this rank alone (a data cursor): restored by the same rank number, of the same size; at another
-  // world size Restore leaves it untouched on ranks that had none. `rule`, equal on all ranks: what becomes
-  // of that of ranks that are no more; not kMerge.
+  // Registers state of this rank alone (a data cursor). It is restored by the same rank number and must have
+  // the same size then; at another world size Restore leaves it untouched on ranks that had none. `rule`,
+  // equal on all ranks, says what happens to the state of ranks that no longer exist; kMerge is not allowed
+  // here.
   Status AddPerRank(const std::string& name, Memory memory, PerRankRule rule = PerRankRule::kDrop) {
     if (Status host = HostOnly(memory); !host.ok()) return host;
     return internal::Call(gtrain_checkpointer_add_per_rank, handle(), name.c_str(), memory.data, memory.bytes,
                           static_cast<gtrain_per_rank_rule>(rule));
   }
-  // Bytes of this rank alone whose number may change from save to save (RNG, a pickled loader). `save` is
-  // called by each save that is not skipped, `load` by Restore when everything is verified, on the calling
-  // thread; an error of either, or what it throws, is that of the save or Restore. 64 MiB together at most.
+  // Registers bytes of this rank alone whose number may change from save to save (RNG, a pickled loader).
+  // Each save that is not skipped calls `save`, and Restore calls `load` once everything is verified, both on
+  // the calling thread; an error that either returns, or an exception that it throws, becomes that of the
+  // save or Restore. All of them together may have 64 MiB at most.
   Status AddBytes(const std::string& name, std::function<Result<std::string>()> save,
                   std::function<Status(std::string_view)> load, PerRankRule rule = PerRankRule::kDrop) {
     auto bytes = std::make_unique<Bytes>();
@@ -239,17 +245,17 @@ class Checkpointer {
     if (status.ok()) program_->bytes.push_back(std::move(bytes));
     return status;
   }
-  // What compression carries over in `reducer` from step to step.
+  // Registers the state that the compression in `reducer` carries over from step to step.
   Status AddReducer(const Reducer& reducer) {
     return internal::Call(gtrain_checkpointer_add_reducer, handle(), reducer.handle());
   }
 
-  // Collective, `options` equal on all ranks. The newest committed and intact checkpoint into the registered
-  // memory; nullopt when there is none. After an error the registered memory may hold parts of what was read.
-  // A checkpoint that is proven to be damaged is passed over with a warning, at most max_rollback in a row;
-  // then kDataLoss. kUnavailable: the storage cannot be read, or the newest checkpoint that the head knows is
-  // not where it was. Exit with 75: gtrain waits for the storage and starts the job again, and charges
-  // nothing.
+  // Collective, `options` equal on all ranks. Reads the newest committed and intact checkpoint into the
+  // registered memory; nullopt when there is none. After an error the registered memory may hold parts of
+  // what was read. A checkpoint that is proven to be damaged is passed over with a warning, at most
+  // max_rollback in a row; then Restore returns kDataLoss. kUnavailable: the storage cannot be read, or the
+  // newest checkpoint that the head knows is not where it was. Exit with 75 then: gtrain waits for the
+  // storage, starts the job again and charges no restart for it.
   Result<std::optional<RestoredStep>> Restore(const RestoreOptions& options = {}) {
     std::vector<const char*> names;
     for (const std::string& name : options.may_be_missing) names.push_back(name.c_str());
@@ -265,9 +271,10 @@ class Checkpointer {
     return std::optional<RestoredStep>(restored);
   }
 
-  // Collective; all ranks with the same step. Copies the registered state (the only stall) and returns;
-  // writing and commit go on beside training. False: skipped, because the previous save is still being
-  // written. True without a second save where SaveIfDue saved this step last.
+  // Collective; all ranks pass the same step. Copies the registered state (the only stall) and returns;
+  // writing and commit go on beside training. Returns false where the save was skipped, because the previous
+  // one is still being written, and true without a second save where the last save was SaveIfDue's of this
+  // same step.
   Result<bool> Save(int64_t step) {
     int saved = 0;
     Status status = Told(gtrain_checkpointer_save, step, &saved);
@@ -275,10 +282,11 @@ class Checkpointer {
     program_->restored.reset();
     return saved != 0;
   }
-  // Collective, after every step. Saves when the policy says so: every_steps of `step`, or a duration, or no
-  // policy at all (then as often as Daly's formula says for what a save is measured to cost and how often the
-  // job was interrupted); and once as soon as a machine of the job is about to be taken away or the user asks
-  // to stop. Rank 0 decides, all hear it, through a communicator of the checkpointer's own.
+  // Collective; call it after every step. Saves when the policy says so (every_steps of `step`, or a
+  // duration, or without a policy as often as Daly's formula says for the measured cost of a save and the
+  // measured rate of interruptions of the job), and once as soon as a machine of the job is about to be taken
+  // away or the user asks to stop. Rank 0 decides and tells all ranks, through a communicator of the
+  // checkpointer's own.
   Result<StepEnd> SaveIfDue(int64_t step) {
     int saved = 0, stop = 0;
     Status status =
@@ -291,16 +299,16 @@ class Checkpointer {
     }
     return StepEnd{saved != 0, stop != 0};
   }
-  // Collective: returns when `step` is committed. Waits for an earlier save, saves unless SaveIfDue did at
-  // this step or Restore has just read it, and waits for that. What a program ends with; the state does not
-  // change between the last step and this. Where there is no memory for the copy it tries again for up to a
-  // minute, then kResourceExhausted.
+  // Collective; ends a program: returns when `step` is committed. Waits for an earlier save, then saves,
+  // unless SaveIfDue did at this step or Restore has just read it, and waits for that save. The state must
+  // not change between the last step and this call. Where there is no memory for the copy it tries again for
+  // up to a minute, then returns kResourceExhausted.
   Status Commit(int64_t step, std::chrono::milliseconds timeout = std::chrono::minutes(10)) {
     if (program_->restored == step) return {};
     if (program_->saved_if_due == step) (void)Fence();  // the state is still that of the step
-    // What an earlier save came to counts no more.
+    // The result of an earlier save does not matter any more.
     if (Status earlier = Wait(timeout); earlier.code() == StatusCode::kDeadlineExceeded) return earlier;
-    // Ranks agree on what becomes of each, so they make the same number of them.
+    // All ranks get the same result from each attempt, so they make the same number of attempts.
     std::chrono::milliseconds pause(50);
     for (int attempt = 0; attempt < kCommitAttempts; ++attempt, pause *= 2) {
       const Result<bool> saved = Save(step);
@@ -313,16 +321,16 @@ class Checkpointer {
     }
     return Status(StatusCode::kResourceExhausted, "the last step could not be saved: see the warnings");
   }
-  // With `lazy`: after each save before anything changes the registered state, in a training step right
-  // before the optimiser. Blocks until the state is copied, and helps. A save that was not fenced when Wait,
-  // Save, SaveIfDue or the destructor is called may hold values of two steps, so it is given up with a
-  // warning.
+  // With `lazy`, call it after each save before anything changes the registered state: in a training step
+  // right before the optimiser. Blocks until the state is copied, and helps to copy it. A save that was not
+  // fenced when Wait, Save, SaveIfDue or the destructor is called may hold values of two steps, so it is
+  // given up with a warning.
   Status Fence() { return internal::Call(gtrain_checkpointer_fence, handle()); }
-  // Until the last save is committed or failed; its error.
+  // Waits until the last save is committed or failed, and returns its error.
   Status Wait(std::chrono::milliseconds timeout) {
     return internal::Call(gtrain_checkpointer_wait, handle(), static_cast<int64_t>(timeout.count()));
   }
-  // Step of the newest commit this process knows of.
+  // Returns the step of the newest commit that this process knows of.
   std::optional<int64_t> LastCommitted() const {
     int64_t step = -1;
     if (gtrain_checkpointer_last_committed(handle(), &step, nullptr) != GTRAIN_OK || step < 0)
@@ -341,7 +349,7 @@ class Checkpointer {
     std::string saved;  // alive until the library has copied it
     Program* program = nullptr;
   };
-  // What the library may call, at addresses that stay.
+  // Functions and buffers that the library calls or reads; it keeps pointers to them, so they must not move.
   struct Program {
     std::function<Status()> before_save;
     std::vector<std::unique_ptr<Bytes>> bytes;
@@ -375,7 +383,7 @@ class Checkpointer {
       return self->load({static_cast<const char*>(data), bytes});
     });
   }
-  // A call in which functions of the program may run: the words of the one that failed are added.
+  // Makes a call in which functions of the program may run, and adds the message of the one that failed.
   template <typename Function, typename... Arguments>
   Status Told(Function function, Arguments... arguments) {
     program_->failed = {};

@@ -19,13 +19,14 @@
 namespace gtrain {
 
 struct CommunicatorOptions {
-  // Longest a single collective may take before it fails with kDeadlineExceeded. Lost ranks end it within
-  // seconds whatever it is; this one is for a rank that lives and hangs. Ten minutes are longer than rank 0
-  // alone evaluates, compiles or unpacks data while the others wait, and what NCCL has in PyTorch.
+  // The longest that a single collective may take before it fails with kDeadlineExceeded. Lost ranks end it
+  // within seconds whatever the timeout is, so this one is for a rank that lives and hangs. Ten minutes are
+  // the default of NCCL in PyTorch, and enough for rank 0 to evaluate, compile or unpack data while the
+  // others wait.
   std::chrono::milliseconds timeout{GTRAIN_TIMEOUT_MS};
 };
 
-// The element type that a C++ type is. float16 and the like have none: say their DType.
+// The element type of a C++ type. C++ types such as float16 have none: pass their DType.
 template <typename T>
 constexpr DType DTypeOf() {
   using U = std::remove_cv_t<T>;
@@ -45,8 +46,8 @@ constexpr DType DTypeOf() {
   }
 }
 
-// One collective that goes on beside the program, whatever becomes of the Communicator. Moved and not copied;
-// the destructor waits for the operation, which has the communicator's timeout, so that its buffers are free
+// One operation that runs beside the program, whatever becomes of the Communicator. Moved and not copied; the
+// destructor waits for the operation, which has the communicator's timeout, so that its buffers are free
 // again.
 class Request {
  public:
@@ -62,14 +63,15 @@ class Request {
   }
   ~Request() { Settle(); }
 
-  // What the operation came to, or nullopt when it still goes on after `timeout`. Zero only asks.
+  // Returns the result of the operation, or nullopt when it is still running after `timeout`. With a timeout
+  // of 0 it only asks.
   std::optional<Status> Wait(std::chrono::milliseconds timeout) {
     int done = 0;
     Status status = internal::Call(gtrain_request_wait, handle_.get(), int64_t{timeout.count()}, &done);
     if (done == 0 && status.code() == StatusCode::kDeadlineExceeded) return std::nullopt;
     return status;
   }
-  // The same with the longest that it can take.
+  // Waits for the longest time that the operation can take.
   Status Wait() {
     return Wait(longest_).value_or(
         Status(StatusCode::kDeadlineExceeded, "operations queued before this one did not end"));
@@ -90,7 +92,7 @@ class Request {
   std::chrono::milliseconds longest_{};
 };
 
-// Of a message that was received.
+// The source, tag and number of elements of a message that was received.
 struct MessageInfo {
   int from = GTRAIN_ANY_SOURCE;
   int tag = GTRAIN_ANY_TAG;
@@ -98,13 +100,13 @@ struct MessageInfo {
 };
 inline constexpr int kAnySource = GTRAIN_ANY_SOURCE, kAnyTag = GTRAIN_ANY_TAG;
 
-// Messages that begin together, receives first, none waiting for another (what PyTorch calls
-// batch_isend_irecv):
-//   gtrain::Group group(comm);
-//   group.Receive(std::span(from_left), left);
-//   group.Send(std::span(to_right), right);
-//   gtrain::Status status = group.Run();
-// Memory that was named stays until Run returned or the request of Start is over; the Group as well.
+// Messages that begin together, receives first, none waiting for another (PyTorch's batch_isend_irecv):
+//  gtrain::Group group(comm);
+//  group.Receive(std::span(from_left), left);
+//  group.Send(std::span(to_right), right);
+//  gtrain::Status status = group.Run();
+// The caller keeps the memory of all messages, and the Group, until Run has returned or the request of Start
+// is done.
 class Communicator;
 class Group {
  public:
@@ -132,7 +134,7 @@ class Group {
 
   Status Run();
   Result<Request> Start();
-  // Of call number i of Send and Receive, which was a Receive and is over.
+  // Describes the message of call number i of Send and Receive, which must be a Receive that is done.
   MessageInfo info(size_t i) const {
     return {messages_[i].from, messages_[i].from_tag, messages_[i].received};
   }
@@ -145,14 +147,14 @@ class Group {
   std::vector<gtrain_message> messages_;
 };
 
-// A communicator belongs to one generation. Calls block; all ranks call the same collectives in the same
-// order with the same count, type and op, else the call fails with kFailedPrecondition that names the ranks
+// A communicator belongs to one generation. Calls block. All ranks call the same collectives in the same
+// order with the same count, type and op, else the call fails with a kFailedPrecondition that names the ranks
 // which differ. After any error the communicator is dead and every later call returns the same error; output
 // buffers are then undefined. kUnavailable: a member was lost or has given up, or the generation was revoked:
-// end the step and exit with 75. Results are bit-identical on all ranks. One thread at a time, but for
-// messages and Abort. Moved and not copied; the session may go first.
+// end the step and exit with 75. Results are bit-identical on all ranks. One thread at a time may use it,
+// except for messages and Abort. It is moved and not copied; the session may be destroyed before it.
 //
-// Each collective takes memory, count and DType, or spans of a C++ type (std::span, or what makes one:
+// Each collective takes memory, count and DType, or spans of a C++ type (std::span, or what converts to one:
 // vectors, arrays; std::span(&loss, 1) is one number). docs/design/comm.md tells what a communicator costs
 // among n ranks on N machines.
 class Communicator {
@@ -172,7 +174,8 @@ class Communicator {
   int size() const { return gtrain_communicator_size(handle()); }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // data[count] in place. ReduceOp tells what each operation is, IsReducible of which types.
+  // Reduces data[count] in place. ReduceOp says what each operation computes, IsReducible which types it
+  // takes.
   Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
     return internal::Call(gtrain_all_reduce, handle(), data, count, Number(dtype), Number(op), kHost, kNow);
   }
@@ -180,13 +183,13 @@ class Communicator {
   Status Broadcast(void* data, size_t count, DType dtype, int root) {
     return internal::Call(gtrain_broadcast, handle(), data, count, Number(dtype), root, kHost, kNow);
   }
-  // input[count] of each rank into output[size() * count] in rank order; the buffers do not overlap, except
-  // that input may be output + rank() * count.
+  // Copies input[count] of each rank into output[size() * count] in rank order; the buffers do not overlap,
+  // except that input may be output + rank() * count.
   Status AllGather(const void* input, void* output, size_t count, DType dtype) {
     return internal::Call(gtrain_all_gather, handle(), input, output, count, Number(dtype), kHost, kNow);
   }
-  // input[size() * count] of each rank; output[count] is the reduction of everybody's elements
-  // [rank() * count, (rank() + 1) * count). output may be input + rank() * count, else they do not overlap.
+  // Reduces input[size() * count]: output[count] is the reduction of all ranks' elements [rank() * count,
+  // (rank() + 1) * count). output may be input + rank() * count, else they do not overlap.
   Status ReduceScatter(const void* input, void* output, size_t count, DType dtype, ReduceOp op) {
     return internal::Call(gtrain_reduce_scatter, handle(), input, output, count, Number(dtype), Number(op),
                           kHost, kNow);
@@ -201,16 +204,17 @@ class Communicator {
     return internal::Call(gtrain_all_to_all, handle(), input, output, count, Number(dtype), kHost, kNow);
   }
   Status Barrier() { return internal::Call(gtrain_barrier, handle(), kHost, kNow); }
-  // input[count] of each rank into output[size() * count] of `root`, in rank order, and back: block i to rank
-  // i. Elsewhere the memory of all blocks is not looked at.
+  // Gather copies input[count] of each rank into output[size() * count] of `root`, in rank order; Scatter
+  // sends block i of the root's input to rank i. On other ranks than `root` the pointer to all blocks is
+  // ignored.
   Status Gather(const void* input, void* output, size_t count, DType dtype, int root) {
     return internal::Call(gtrain_gather, handle(), input, output, count, Number(dtype), root, kHost, kNow);
   }
   Status Scatter(const void* input, void* output, size_t count, DType dtype, int root) {
     return internal::Call(gtrain_scatter, handle(), input, output, count, Number(dtype), root, kHost, kNow);
   }
-  // Parts that differ: part i has counts[i] elements (one of each rank, the same on all) and lies behind
-  // those before it.
+  // The V collectives take parts of different sizes: part i has counts[i] elements (counts has one entry for
+  // each rank and is the same on all) and lies right behind the parts before it.
   Status AllGatherV(const void* input, void* output, std::span<const size_t> counts, DType dtype) {
     if (counts.size() != Size()) return WrongSizes();
     return internal::Call(gtrain_all_gather_v, handle(), input, output, counts.data(), Number(dtype), kHost,
@@ -222,7 +226,8 @@ class Communicator {
     return internal::Call(gtrain_reduce_scatter_v, handle(), input, output, counts.data(), Number(dtype),
                           Number(op), kHost, kNow);
   }
-  // send_counts[i] elements go to rank i, receive_counts[i] come from it: what that rank sends to this one.
+  // Sends send_counts[i] elements to rank i and receives receive_counts[i] from it, which must be the number
+  // that rank i sends to this one.
   Status AllToAllV(const void* input, std::span<const size_t> send_counts, void* output,
                    std::span<const size_t> receive_counts, DType dtype) {
     if (send_counts.size() != Size() || receive_counts.size() != Size()) return WrongSizes();
@@ -230,10 +235,11 @@ class Communicator {
                           receive_counts.data(), Number(dtype), kHost, kNow);
   }
 
-  // Not collective: messages from rank to rank, which match by sender and tag, those with the same of both in
-  // the order in which they were sent. Send returns when `data` may be used again: copied, as far as 64 MiB
-  // of copies go, else when the receiver has it; so all ranks may send before they receive. Receive wants the
-  // count and type that were sent (kFailedPrecondition), or up to `count` elements where it gets an `info`.
+  // Messages from rank to rank, which are not collective. They match by sender and tag; messages with the
+  // same sender and tag match in the order in which they were sent. Send returns when `data` may be used
+  // again: at once if it could be copied (up to 64 MiB of copies are kept), else when the receiver has it; so
+  // all ranks may send before they receive. Receive wants the count and type that were sent
+  // (kFailedPrecondition), or up to `count` elements where it gets an `info`.
   Status Send(const void* data, size_t count, DType dtype, int to, int tag = 0) {
     return internal::Call(gtrain_send, handle(), data, count, Number(dtype), to, tag, kHost, kNow);
   }
@@ -297,8 +303,9 @@ class Communicator {
     return Receive(view.data(), view.size(), TypeOf(view), from, tag, info);
   }
 
-  // The same beside the program, in the order of the calls, at most 256 at a time (kResourceExhausted). The
-  // buffer stays untouched until the request is over.
+  // Starts an all-reduce that runs beside the program. Started operations run in the order of their calls,
+  // and at most 256 may be waiting (kResourceExhausted). The buffer stays untouched until the request is
+  // done.
   Result<Request> StartAllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
     gtrain_request* made = nullptr;
     Status status =
@@ -312,8 +319,8 @@ class Communicator {
     return StartAllReduce(view.data(), view.size(), TypeOf(view), op);
   }
 
-  // Collective: true on all ranks or none, once rank 0 has heard that the user asked to stop: save, exit with
-  // 0.
+  // Collective. Returns true on all ranks or on none, once rank 0 has heard that the user asked to stop:
+  // save, then exit with 0.
   Result<bool> StopAgreed() {
     int stop = 0;
     Status status = internal::Call(gtrain_communicator_stop_agreed, handle(), &stop);
@@ -321,8 +328,8 @@ class Communicator {
     return stop != 0;
   }
 
-  // Collective: ranks with the same `color` become a communicator of their own, in the order of (key, rank
-  // here); nullopt where color < 0. Independent of this one from then on.
+  // Collective. Ranks with the same `color` become a communicator of their own, in the order of (key, rank
+  // here); nullopt where color < 0. The new communicator is independent of this one.
   Result<std::optional<Communicator>> Split(int color, int key) {
     gtrain_communicator* made = nullptr;
     Status status = internal::Call(gtrain_communicator_split, handle(), color, key, &made);
@@ -332,7 +339,8 @@ class Communicator {
     return part;
   }
 
-  // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
+  // Returns `bytes` of memory (64-byte aligned, zeroed) that collectives reach fastest. The communicator owns
+  // it.
   Result<void*> Allocate(size_t bytes) {
     void* memory = nullptr;
     Status status = internal::Call(gtrain_allocate, handle(), bytes, &memory);
@@ -340,18 +348,19 @@ class Communicator {
     return memory;
   }
 
-  // Gives such memory back before the communicator goes.
+  // Frees memory of Allocate before the communicator is destroyed.
   Status Free(void* memory) { return internal::Call(gtrain_deallocate, handle(), memory); }
 
-  // The longest that a call, or a wait for a message, may take from the next one on; of this rank alone.
+  // Sets the longest that a call, or a wait for a message, may take from the next one on, for this rank
+  // alone.
   Status SetTimeout(std::chrono::milliseconds timeout) {
     Status status = internal::Call(gtrain_communicator_set_timeout, handle(), int64_t{timeout.count()});
     if (status.ok()) timeout_ = timeout;
     return status;
   }
 
-  // From any thread: this rank cannot go on. Its own running call ends, the running or next one of the others
-  // returns kUnavailable with this rank and `why`. Other communicators go on.
+  // Says from any thread that this rank cannot go on. Its own running call ends, and the running or next call
+  // of the other ranks returns kUnavailable with this rank and `why`. Other communicators go on.
   void Abort(const std::string& why) { gtrain_communicator_abort(handle(), why.c_str(), nullptr); }
 
   gtrain_communicator* handle() const { return handle_.get(); }

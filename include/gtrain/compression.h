@@ -27,62 +27,63 @@ enum class Codec : uint8_t {
   kPowerSgd = 7,
 };
 
-// What a residual, and DGC's momentum, is kept in.
+// The element type of a residual and of DGC's momentum.
 enum class ResidualType : uint8_t {
   kFloat32 = 0,
-  // Half the memory, and half of what a step moves through it. Rounded up or down at random, so that nothing
-  // is lost on average; the same bits in every run.
+  // Half the memory, and half the bytes that a step reads and writes for it. Values are rounded up or down at
+  // random, so that nothing is lost on average; every run rounds to the same bits.
   kBFloat16 = 1,
 };
 
-// Of the state "progress" of a Compressor.
+// How many numbers the state "progress" of a Compressor has.
 inline constexpr size_t kProgressNumbers = 3;
-// Columns of a factor that PowerSGD may send.
+// The most columns that PowerSGD's factors may have.
 inline constexpr int kMatrixRankMax = 64;
 inline constexpr int kWarmupStepsMax = 1'000'000;
 
 struct CompressionOptions {
   Codec codec = Codec::kNone;
-  // What a step did not send is added to the next one. Costs one residual of the gradient's size, and one
-  // more while a step is pending.
+  // The part of a gradient that a step did not send is added to the next step's. This costs one residual of
+  // the gradient's size, and one more while a step is pending.
   bool error_feedback = true;
-  // Of all codecs but PowerSGD.
+  // For all codecs but PowerSGD.
   ResidualType residual = ResidualType::kFloat32;
-  // Of bfloat16: ranks that round with different seeds make different errors, which partly cancel in a mean.
-  // A CompressedCollective gives each its own.
+  // Seeds the random rounding of kBFloat16 residuals: ranks that round with different seeds make different
+  // errors, which partly cancel in a mean. A CompressedCollective gives each rank its own seed.
   uint32_t rounding_seed = 0;
-  // Top-k only. Share of elements sent, in (0, 1].
+  // Top-k only: share of elements sent, in (0, 1].
   double density = 0.01;
-  // Top-k only. False: between 0.9 and 1.1 of density x count are sent, by a threshold carried from step to
-  // step. True: exactly that many, the largest ones.
+  // Top-k only. False: between 0.9 and 1.1 of density x count elements are sent, by a threshold carried from
+  // step to step. True: exactly that many are sent, the largest ones.
   bool exact = false;
-  // Top-k only. Above 0: momentum is accumulated before selecting and masked where sent (DGC); then
-  // the optimiser must not apply momentum of its own. One more residual. In [0, 1).
+  // Top-k only. Above 0, momentum is accumulated before selecting and masked where sent (DGC); the optimiser
+  // must not apply momentum of its own then. This costs one more residual. In [0, 1).
   float momentum = 0;
-  // PowerSGD only, 1 to kMatrixRankMax: more are closer to the gradient, and more bytes.
+  // PowerSGD only, 1 to kMatrixRankMax: more columns are closer to the gradient, and more bytes.
   int matrix_rank = 4;
-  // Others than top-k, in a CompressedCollective. The momentum that the optimiser applies to what comes back.
-  // Above 0, what is compressed is that momentum, made here of what all ranks agreed on before and this
-  // step's gradient (1-bit Adam, Tang et al. 2021, arXiv 2102.02888), and what comes back is what the
-  // optimiser turns into it. 1-bit wants it: the error of a compressed gradient is as large as the gradient
-  // and momentum repeats it, so that without this only small learning rates are stable. Under Adam this is
-  // its beta1, and Adam leaves its variance alone when ReducedStep::momentum_travelled says so: one that goes
-  // on measures the error of the compression and ends much worse (docs/design/comm.md). One more array of the
-  // gradient's size, and one more while a step is pending. In [0, 1).
+  // For other codecs than top-k, in a CompressedCollective: the momentum that the optimiser applies to the
+  // mean it gets. Above 0, the collective compresses not the gradient but that momentum, which it computes
+  // from the mean that all ranks agreed on before and this step's gradient (1-bit Adam, Tang et al. 2021,
+  // arXiv 2102.02888), and returns the gradient that the optimiser turns into this momentum. 1-bit wants it:
+  // the error of a compressed gradient is as large as the gradient and momentum repeats it, so that without
+  // this only small learning rates are stable. Under Adam this is its beta1, and Adam leaves its variance
+  // alone when ReducedStep::momentum_travelled says so: a variance that goes on measures the error of the
+  // compression and ends much worse (docs/design/comm.md). This costs one more array of the gradient's size,
+  // and one more while a step is pending. In [0, 1).
   float optimizer_momentum = 0;
-  // The first gradients are the largest and change most from step to step. In a CompressedCollective so many
-  // applied steps travel as float32. Top-k with momentum, or a Compressor by itself: the density falls
-  // exponentially from 0.25 to `density` over them. At most kWarmupStepsMax.
+  // The first gradients are the largest and change most from step to step. In a CompressedCollective this
+  // many applied steps travel as float32. For top-k with momentum, or a Compressor by itself, the density
+  // falls exponentially from 0.25 to `density` over these steps. At most kWarmupStepsMax.
   int warmup_steps = 0;
 };
 
-// What a job wants: one codec, or a choice to be made for every bucket while it runs.
+// The compression that a job asks for: one codec, or a choice made for every bucket while it runs.
 struct CompressionPolicy {
   bool automatic = false;
   std::vector<CompressionOptions> codecs;  // automatic: what may be used beside float32; else at most one
 };
 
-// Of top-k: how many elements a step sent, and how many its density asks for.
+// How many elements a step of top-k sent, and how many its density asks for.
 struct Selected {
   size_t sent = 0;
   size_t wanted = 0;

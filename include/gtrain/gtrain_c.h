@@ -32,8 +32,8 @@ extern "C" {
 /* Grows with every incompatible change of this header. */
 #define GTRAIN_C_ABI 3
 
-/* A timeout of collectives for who has none of their own in mind: ten minutes. Lost ranks end a collective
- * within seconds whatever it is, so it is for a rank that lives and hangs. */
+/* The default timeout of a collective: ten minutes. Lost ranks end a collective within seconds whatever the
+ * timeout is, so this one is for a rank that lives and hangs. */
 #define GTRAIN_TIMEOUT_MS 600000
 
 /* The numbers are those of absl::StatusCode. */
@@ -82,16 +82,16 @@ enum {
   GTRAIN_COMPLEX64 = 15 /* two float32 */
 };
 
-/* Of bool, where every byte but 0 is true and results are 0 or 1, sum, max and bit_or are "or", product, min
- * and bit_and are "and". 8-bit and 16-bit floats are computed in float and rounded to nearest; what is too
- * large for float8_e4m3 becomes 448 with its sign, for the others infinity. One rank alone leaves its data as
- * they are. What a type does not have is GTRAIN_INVALID_ARGUMENT. */
+/* For bool every byte but 0 is true and results are 0 or 1; sum, max and bit_or are "or", product, min and
+ * bit_and are "and". 8-bit and 16-bit floats are computed in float and rounded to nearest; a result that is
+ * too large for float8_e4m3 becomes 448 with its sign, in the other types infinity. A rank alone leaves its
+ * data as they are. An operation that a type does not have is GTRAIN_INVALID_ARGUMENT. */
 typedef int32_t gtrain_op;
 enum {
   GTRAIN_SUM = 0,     /* integers wrap around */
   GTRAIN_MEAN = 1,    /* not of bool; of integers that of the exact sum, cut off towards zero */
   GTRAIN_MIN = 2,     /* not of complex64; a NaN wins */
-  GTRAIN_MAX = 3,     /* likewise */
+  GTRAIN_MAX = 3,     /* not of complex64; a NaN wins */
   GTRAIN_PRODUCT = 4, /* integers wrap around */
   GTRAIN_BIT_AND = 5, /* these three of integers and bool */
   GTRAIN_BIT_OR = 6,
@@ -117,8 +117,7 @@ GTRAIN_API void gtrain_set_log(gtrain_log_function function, void* user);
 
 /* ---- session: this process as one rank of a job ---- */
 
-/* Joins from the environment and waits for all ranks. Outside gtrain it makes a session of one rank. One a
- * process. */
+/* Joins from the environment, once a process, and waits for all ranks; outside gtrain there is one. */
 GTRAIN_API gtrain_status gtrain_session_join(int64_t timeout_ms, gtrain_session** out, gtrain_error* error);
 GTRAIN_API void gtrain_session_free(gtrain_session* session);
 
@@ -130,16 +129,16 @@ GTRAIN_API uint64_t gtrain_session_timeline(const gtrain_session* session);
 GTRAIN_API int gtrain_session_managed(const gtrain_session* session);     /* 0 outside gtrain */
 GTRAIN_API const char* gtrain_session_job(const gtrain_session* session); /* lives as long as the session */
 
-/* What status shows. Never blocks. `loss` may be NULL; `samples` counts since the previous report. */
+/* Sets what `gtrain status` shows. Never blocks. `loss` may be NULL; `samples` are new since the last one. */
 GTRAIN_API gtrain_status gtrain_session_report(gtrain_session* session, int64_t step, const double* loss,
                                                int64_t samples, gtrain_error* error);
 /* GTRAIN_OK, or GTRAIN_UNAVAILABLE with the reason once this generation is over. */
 GTRAIN_API gtrain_status gtrain_session_alive(gtrain_session* session, gtrain_error* error);
-/* 1 once the user asked to stop. Ranks see it at different steps: gtrain_checkpointer_stop_agreed and
- * gtrain_communicator_stop_agreed say the same on all. */
+/* Sets *out to 1 once the user asked to stop. Ranks see it at different steps:
+ * gtrain_checkpointer_stop_agreed and gtrain_communicator_stop_agreed return the same on all. */
 GTRAIN_API gtrain_status gtrain_session_stop_requested(gtrain_session* session, int* out,
                                                        gtrain_error* error);
-/* Seconds left after a preemption notice; negative when there is none. */
+/* Returns the seconds left after a preemption notice; negative when there is none. */
 GTRAIN_API gtrain_status gtrain_session_notice(gtrain_session* session, double* out_seconds,
                                                gtrain_error* error);
 
@@ -150,33 +149,33 @@ GTRAIN_API gtrain_status gtrain_session_notice(gtrain_session* session, double* 
  * operations with a handle add one thread to it. */
 GTRAIN_API gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
                                                     gtrain_communicator** out, gtrain_error* error);
-/* Collective: ranks with the same `color` get a communicator of their own, in the order of (key, rank here);
- * *out is NULL where color < 0. Independent of this one from then on. */
+/* Collective. Ranks with the same `color` get a communicator of their own, in the order of (key, rank here);
+ * *out is NULL where color < 0. The new communicator is independent of this one. */
 GTRAIN_API gtrain_status gtrain_communicator_split(gtrain_communicator* comm, int color, int key,
                                                    gtrain_communicator** out, gtrain_error* error);
-/* Collective: 1 on all ranks or none, once rank 0 has heard that the user asked to stop: save, then exit with
- * 0. */
+/* Collective. Sets *out to 1 on all ranks or on none, once rank 0 has heard that the user asked to stop:
+ * save, then exit with 0. */
 GTRAIN_API gtrain_status gtrain_communicator_stop_agreed(gtrain_communicator* comm, int* out,
                                                          gtrain_error* error);
 /* Operations that have not begun are cancelled; the one under way is waited for, at most its timeout. */
 GTRAIN_API void gtrain_communicator_free(gtrain_communicator* comm);
-/* This rank takes no further part: its own running operation ends, the running or next one of the others
- * fails with GTRAIN_UNAVAILABLE, this rank and `why`. From any thread; other communicators go on. Operations
- * with arguments that cannot be do it by themselves, in their turn. Nothing where the communicator has one
+/* This rank takes no further part: its own running operation ends, and the running or next one of the other
+ * ranks fails with GTRAIN_UNAVAILABLE, this rank and `why`. From any thread; other communicators go on. An
+ * operation with impossible arguments does the same, in its turn. Does nothing where the communicator has one
  * rank. */
 GTRAIN_API gtrain_status gtrain_communicator_abort(gtrain_communicator* comm, const char* why,
                                                    gtrain_error* error);
-/* The longest that an operation, or a wait for a message, may take from the next one on; of this rank alone.
- */
+/* Sets the longest that an operation, or a wait for a message, may take from the next one on, for this rank
+ * alone. */
 GTRAIN_API gtrain_status gtrain_communicator_set_timeout(gtrain_communicator* comm, int64_t timeout_ms,
                                                          gtrain_error* error);
 GTRAIN_API int gtrain_communicator_rank(const gtrain_communicator* comm);
 GTRAIN_API int gtrain_communicator_size(const gtrain_communicator* comm);
-/* Zeroed memory (64-byte aligned) that collectives reach fastest. It belongs to the communicator. */
+/* Returns zeroed memory (64-byte aligned) that collectives reach fastest. It belongs to the communicator. */
 GTRAIN_API gtrain_status gtrain_allocate(gtrain_communicator* comm, size_t bytes, void** out,
                                          gtrain_error* error);
 
-/* Gives such memory back before the communicator is freed. */
+/* Frees memory of gtrain_allocate before the communicator is freed. */
 GTRAIN_API gtrain_status gtrain_deallocate(gtrain_communicator* comm, void* memory, gtrain_error* error);
 
 /* Every rank calls the same collectives in the same order with the same count, dtype and op.
@@ -192,12 +191,12 @@ GTRAIN_API gtrain_status gtrain_all_reduce(gtrain_communicator* comm, void* data
 GTRAIN_API gtrain_status gtrain_broadcast(gtrain_communicator* comm, void* data, size_t count,
                                           gtrain_dtype dtype, int root, void* stream, gtrain_request** out,
                                           gtrain_error* error);
-/* input[count] of each rank into output[size * count] in rank order; the buffers do not overlap. */
+/* Copies input[count] of each rank into output[size * count] in rank order; the buffers do not overlap. */
 GTRAIN_API gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, void* output,
                                            size_t count, gtrain_dtype dtype, void* stream,
                                            gtrain_request** out, gtrain_error* error);
-/* input[size * count] of each rank; output[count] is the reduction of everybody's elements [rank * count,
- * (rank + 1) * count). output may be input + rank * count; they overlap in no other way. */
+/* Reduces input[size * count]: output[count] is the reduction of all ranks' elements [rank * count, (rank +
+ * 1) * count). output may be input + rank * count; they overlap in no other way. */
 GTRAIN_API gtrain_status gtrain_reduce_scatter(gtrain_communicator* comm, const void* input, void* output,
                                                size_t count, gtrain_dtype dtype, gtrain_op op, void* stream,
                                                gtrain_request** out, gtrain_error* error);
@@ -210,24 +209,24 @@ GTRAIN_API gtrain_status gtrain_reduce(gtrain_communicator* comm, void* data, si
 GTRAIN_API gtrain_status gtrain_all_to_all(gtrain_communicator* comm, const void* input, void* output,
                                            size_t count, gtrain_dtype dtype, void* stream,
                                            gtrain_request** out, gtrain_error* error);
-/* input[count] of each rank into output[size * count] of `root`, in rank order; elsewhere output is not
- * looked at. */
+/* Copies input[count] of each rank into output[size * count] of `root`, in rank order; on other ranks output
+ * is ignored. */
 GTRAIN_API gtrain_status gtrain_gather(gtrain_communicator* comm, const void* input, void* output,
                                        size_t count, gtrain_dtype dtype, int root, void* stream,
                                        gtrain_request** out, gtrain_error* error);
-/* Block i of input[size * count] of `root` into output[count] of rank i; elsewhere input is not looked at. */
+/* Copies block i of input[size * count] of `root` into output[count] of rank i; others ignore input. */
 GTRAIN_API gtrain_status gtrain_scatter(gtrain_communicator* comm, const void* input, void* output,
                                         size_t count, gtrain_dtype dtype, int root, void* stream,
                                         gtrain_request** out, gtrain_error* error);
-/* With parts that differ: part i has counts[i] elements (one of each rank, the same on all) and lies behind
- * those before it. The lists are copied. */
+/* The _v collectives take parts of different sizes: part i has counts[i] elements (counts has one entry for
+ * each rank and is the same on all) and lies right behind the parts before it. The lists are copied. */
 GTRAIN_API gtrain_status gtrain_all_gather_v(gtrain_communicator* comm, const void* input, void* output,
                                              const size_t* counts, gtrain_dtype dtype, void* stream,
                                              gtrain_request** out, gtrain_error* error);
 GTRAIN_API gtrain_status gtrain_reduce_scatter_v(gtrain_communicator* comm, const void* input, void* output,
                                                  const size_t* counts, gtrain_dtype dtype, gtrain_op op,
                                                  void* stream, gtrain_request** out, gtrain_error* error);
-/* send_counts[i] elements go to rank i, receive_counts[i] come from it: what that rank sends to this one. */
+/* Sends send_counts[i] elements to rank i and gets receive_counts[i] from it, as many as it sends here. */
 GTRAIN_API gtrain_status gtrain_all_to_all_v(gtrain_communicator* comm, const void* input,
                                              const size_t* send_counts, void* output,
                                              const size_t* receive_counts, gtrain_dtype dtype, void* stream,
@@ -237,19 +236,19 @@ GTRAIN_API gtrain_status gtrain_barrier(gtrain_communicator* comm, void* stream,
 
 /* ---- messages ---- */
 
-/* Not collective, and in no order with collectives. Messages match by sender and tag; those with the same of
- * both in the order in which they were sent. They go on beside what else the communicator does. */
+/* Messages are not collective, and in no order with collectives, beside which they are sent. They match by
+ * sender and tag; messages with the same sender and tag match in the order in which they were sent. */
 enum { GTRAIN_SEND = 0, GTRAIN_RECEIVE = 1 };
 enum { GTRAIN_ANY_SOURCE = -1, GTRAIN_ANY_TAG = -1 }; /* of receives */
 
-/* data[count] to rank `to` with a tag of 0 or more. Without `out` it returns when `data` may be used again:
- * copied, as far as 64 MiB of copies go, else when the receiver has it; so all ranks may send before they
- * receive. With `out` nothing is copied and it returns at once. */
+/* Sends data[count] to rank `to` with a tag of 0 or more. Without `out` it returns when `data` may be used
+ * again: at once if it could be copied (up to 64 MiB of copies are kept), else when the receiver has it; so
+ * all ranks may send before they receive. With `out` nothing is copied and it returns at once. */
 GTRAIN_API gtrain_status gtrain_send(gtrain_communicator* comm, const void* data, size_t count,
                                      gtrain_dtype dtype, int to, int tag, void* stream, gtrain_request** out,
                                      gtrain_error* error);
-/* data[count] from rank `from`: exactly as many, of the type that was sent, else GTRAIN_FAILED_PRECONDITION.
- */
+/* Receives data[count] from rank `from`, which must have sent exactly as many elements of the same type, else
+ * GTRAIN_FAILED_PRECONDITION. */
 GTRAIN_API gtrain_status gtrain_receive(gtrain_communicator* comm, void* data, size_t count,
                                         gtrain_dtype dtype, int from, int tag, void* stream,
                                         gtrain_request** out, gtrain_error* error);
@@ -260,21 +259,21 @@ typedef struct gtrain_message {
   size_t count; /* of a receive the most that may come */
   gtrain_dtype dtype;
   int peer, tag;
-  /* Of a receive, once it is over: */
+  /* Set for a receive once it is done: */
   int from, from_tag;
   size_t received;
 } gtrain_message;
 
-/* A group: all of them begin, receives first, and none waits for another. With `out` the list stays where it
- * is until the wait that finds them over; at most 65,536 go on (GTRAIN_RESOURCE_EXHAUSTED). */
+/* Starts a group of messages, receives first; none waits for another. With `out` the list must stay where it
+ * is until a wait finds all of them done; at most 65,536 may be under way (GTRAIN_RESOURCE_EXHAUSTED). */
 GTRAIN_API gtrain_status gtrain_exchange(gtrain_communicator* comm, gtrain_message* messages, size_t count,
                                          void* stream, gtrain_request** out, gtrain_error* error);
 
 /* ---- requests ---- */
 
-/* The result of the operation, or GTRAIN_DEADLINE_EXCEEDED while it goes on (wait again). 0 asks only. When
- * the operation itself took too long the status is also GTRAIN_DEADLINE_EXCEEDED: *done tells them apart (may
- * be NULL). */
+/* Returns the result of the operation, or GTRAIN_DEADLINE_EXCEEDED while it is still running (wait again).
+ * With a timeout of 0 it only asks. When the operation itself took too long the status is also
+ * GTRAIN_DEADLINE_EXCEEDED: *done tells them apart (may be NULL). */
 GTRAIN_API gtrain_status gtrain_request_wait(gtrain_request* request, int64_t timeout_ms, int* done,
                                              gtrain_error* error);
 /* Gives up the handle, not the operation. */
@@ -317,8 +316,8 @@ typedef struct gtrain_sharding {
   int only_count;
 } gtrain_sharding;
 
-/* What `rank` holds of a tensor: begin[dimensions] and local_shape[dimensions]. *holds (may be NULL) is 0,
- * and all of them too, when the tensor is only on other ranks. */
+/* Computes the part of a tensor that `rank` holds: begin[dimensions] and local_shape[dimensions]. When the
+ * tensor is only on other ranks, *holds (may be NULL) is 0, and so are all numbers of both. */
 GTRAIN_API gtrain_status gtrain_local_box(const int64_t* shape, int dimensions,
                                           const gtrain_sharding* sharding, int rank, int64_t* begin,
                                           int64_t* local_shape, int* holds, gtrain_error* error);
@@ -333,7 +332,7 @@ typedef struct gtrain_checkpoint_options {
   double every_seconds;      /* 0: not by time */
   int64_t commit_timeout_ms; /* 0: ten minutes */
   int lazy;                  /* not 0: save returns at once; see gtrain_checkpointer_fence */
-  /* "off", "first" or "every N": in which saves ranks compare what they hold alike; NULL: "every 100" */
+  /* "off", "first" or "every N": in which saves ranks compare their replicated state; NULL: "every 100" */
   const char* verify_replicas;
   int max_rollback; /* damaged checkpoints in a row that restore may pass over; 0: 1, -1: none */
   int read_only;    /* not 0: restore works, saves are GTRAIN_FAILED_PRECONDITION, nothing is written */
@@ -351,29 +350,29 @@ GTRAIN_API gtrain_status gtrain_checkpointer_open(gtrain_session* session,
 /* Under gtrain a save that is not committed yet goes on; by hand it is given up: wait first to keep it. */
 GTRAIN_API void gtrain_checkpointer_free(gtrain_checkpointer* checkpointer);
 
-/* Registered memory is the caller's and must outlive the checkpointer. `bytes` is how much there is: another
- * number than shape and dtype say is GTRAIN_INVALID_ARGUMENT, with both numbers. Replicated: equal on all
- * ranks. */
+/* Registers state that is equal on all ranks. Registered memory is the caller's and must outlive the
+ * checkpointer. `bytes` is its size: another size than shape and dtype say is GTRAIN_INVALID_ARGUMENT, with
+ * both numbers. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer* checkpointer,
                                                             const char* name, void* data, size_t bytes,
                                                             const int64_t* shape, int dimensions,
                                                             gtrain_dtype dtype, gtrain_error* error);
-/* A tensor of the global `shape` of which this rank holds the box that gtrain_local_box tells: `data` is that
- * box, dense, row by row; NULL and 0 bytes where it is empty. Every rank registers every tensor. Restored
- * under any other layout. */
+/* Registers a tensor of the global `shape` of which this rank holds the box that gtrain_local_box computes:
+ * `data` is that box, dense, row by row; NULL and 0 bytes where it is empty. Every rank registers every
+ * tensor. The tensor is restored under any other layout. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_sharded(gtrain_checkpointer* checkpointer, const char* name,
                                                          void* data, size_t bytes, const int64_t* shape,
                                                          int dimensions, const gtrain_sharding* sharding,
                                                          gtrain_dtype dtype, gtrain_error* error);
-/* The same for any cut: this rank holds the box of local_shape[dimensions] at begin[dimensions]. Boxes of two
- * ranks are equal (they share the writing) or have nothing in common, and together they are the whole tensor:
- * the first restore or save says which ranks break that. */
+/* Registers a tensor with any cut: this rank holds the box of local_shape[dimensions] at begin[dimensions].
+ * The boxes of two ranks are equal (they share the writing) or have nothing in common, and together the boxes
+ * are the whole tensor: the first restore or save names the ranks that break this. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_box(gtrain_checkpointer* checkpointer, const char* name,
                                                      void* data, size_t bytes, const int64_t* shape,
                                                      const int64_t* begin, const int64_t* local_shape,
                                                      int dimensions, gtrain_dtype dtype, gtrain_error* error);
 
-/* What becomes of the state of ranks that a smaller world has not any more; it is said in the log. */
+/* What happens to the state of ranks that a smaller world does not have any more; the log says it too. */
 typedef int32_t gtrain_per_rank_rule;
 enum {
   GTRAIN_PER_RANK_DROP = 0, /* left out */
@@ -381,16 +380,16 @@ enum {
   GTRAIN_PER_RANK_MERGE = 2 /* of add_bytes: `load` is called with it too, on rank `old rank % size` */
 };
 
-/* State of this rank alone; restored by the same rank number, of the same size. */
+/* Registers state of this rank alone; the same rank number restores it, with the same size. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
                                                           void* data, size_t bytes, gtrain_per_rank_rule rule,
                                                           gtrain_error* error);
-/* Sets *data and *bytes to what is to be saved now; it is copied before the call that asked returns. Anything
- * but GTRAIN_OK is the result of that call. */
+/* Sets *data and *bytes to the bytes to save now; they are copied before the calling function of gtrain
+ * returns. Anything but GTRAIN_OK is the result of that function. */
 typedef gtrain_status (*gtrain_bytes_save)(void* user, const void** data, size_t* bytes);
 typedef gtrain_status (*gtrain_bytes_load)(void* user, const void* data, size_t bytes);
-/* Bytes of this rank alone whose number may change from save to save. The functions are called on the thread
- * that saves or restores, and must not call gtrain. 64 MiB together at most. */
+/* Registers bytes of this rank alone whose number may change from save to save. The functions are called on
+ * the thread that saves or restores, and must not call gtrain. All together may have 64 MiB at most. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_bytes(gtrain_checkpointer* checkpointer, const char* name,
                                                        gtrain_bytes_save save, gtrain_bytes_load load,
                                                        void* user, gtrain_per_rank_rule rule,
@@ -404,19 +403,19 @@ typedef struct gtrain_restore_options {
   int may_be_missing_count;
 } gtrain_restore_options;
 
-/* Collective. The newest committed and intact checkpoint into the registered memory. *step is -1 when there
- * is none. `options` may be NULL. */
+/* Collective. Reads the newest committed and intact checkpoint into the registered memory. *step is -1 when
+ * there is none. `options` may be NULL. */
 GTRAIN_API gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer,
                                                      const gtrain_restore_options* options, int64_t* step,
                                                      gtrain_error* error);
-/* Of the last restore: bytes of this rank's state, each read once, and bytes read from storage for them
- * (whole chunks). 0 when nothing was restored. */
+/* Returns two numbers of the last restore: bytes of this rank's state, each counted once, and bytes read from
+ * storage for them (whole chunks). Both are 0 when nothing was restored. */
 GTRAIN_API gtrain_status gtrain_checkpointer_restored_bytes(gtrain_checkpointer* checkpointer,
                                                             uint64_t* bytes, uint64_t* bytes_read,
                                                             gtrain_error* error);
-/* Collective. Copies the state and returns; writing goes on beside. *saved (may be NULL) is 0 when it was
- * skipped because the previous save is still being written. Nothing is saved a second time, and *saved is 1,
- * where save_if_due saved this step last. */
+/* Collective. Copies the state and returns; writing goes on beside training. *saved (may be NULL) is 0 when
+ * the save was skipped because the previous one is still being written. Where the last save was save_if_due's
+ * of this same step, nothing is saved a second time and *saved is 1. */
 GTRAIN_API gtrain_status gtrain_checkpointer_save(gtrain_checkpointer* checkpointer, int64_t step, int* saved,
                                                   gtrain_error* error);
 /* Collective. Saves when the policy says so, and once when a machine of the job is about to be taken away or
@@ -430,16 +429,16 @@ GTRAIN_API gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* ch
 GTRAIN_API gtrain_status gtrain_checkpointer_stop_agreed(gtrain_checkpointer* checkpointer, int* out,
                                                          gtrain_error* error);
 /* With `lazy`: call it after each save before anything changes the registered state, in a training step right
- * before the optimiser. Blocks until the state is copied, and helps; after a step that computed for longer
- * than a copy takes it costs nothing. From here on the save is committed whatever becomes of this process.
- * Nothing else fences: a save that was not fenced when wait, save, save_if_due or free is called may hold
- * values of two steps, so it is given up with a warning, and wait (or, with on_error: fail, save) returns
- * GTRAIN_FAILED_PRECONDITION. */
+ * before the optimiser. Blocks until the state is copied, and helps to copy it; after a step that computed
+ * for longer than a copy takes it costs nothing. From here on the save is committed whatever becomes of this
+ * process. Nothing else fences: a save that was not fenced when wait, save, save_if_due or free is called may
+ * hold values of two steps, so it is given up with a warning, and wait (or, with on_error: fail, save)
+ * returns GTRAIN_FAILED_PRECONDITION. */
 GTRAIN_API gtrain_status gtrain_checkpointer_fence(gtrain_checkpointer* checkpointer, gtrain_error* error);
-/* Until the last save is committed or failed; its error. */
+/* Waits until the last save is committed or failed, and returns its error. */
 GTRAIN_API gtrain_status gtrain_checkpointer_wait(gtrain_checkpointer* checkpointer, int64_t timeout_ms,
                                                   gtrain_error* error);
-/* Step of the newest commit this process knows of, or -1. */
+/* Returns the step of the newest commit that this process knows of, or -1. */
 GTRAIN_API gtrain_status gtrain_checkpointer_last_committed(gtrain_checkpointer* checkpointer, int64_t* step,
                                                             gtrain_error* error);
 
@@ -472,8 +471,8 @@ typedef struct gtrain_compression {
   int32_t warmup_steps;
 } gtrain_compression;
 
-/* The words of a job file for one codec: "none", "topk density=0.01 warmup=100", "onebit", "powersgd rank=2".
- * What is not said has its default. `size` of *out is set before. */
+/* Parses the words of a job file for one codec: "none", "topk density=0.01 warmup=100", "onebit", "powersgd
+ * rank=2". Options that are not given have their defaults. The caller sets `size` of *out first. */
 GTRAIN_API gtrain_status gtrain_compression_parse(const char* words, gtrain_compression* out,
                                                   gtrain_error* error);
 
@@ -489,7 +488,7 @@ typedef struct gtrain_reducer_options {
   size_t bucket_bytes; /* 0: 8 MiB */
   /* Buckets of fewer elements travel as float32; 0: 16,384 */
   size_t compress_from;
-  /* NULL: none. What the job file's `comm.compression` says wins over it. */
+  /* NULL: no compression. `comm.compression` of the job file wins over it. */
   const gtrain_compression* compression;
 } gtrain_reducer_options;
 
@@ -522,17 +521,17 @@ typedef struct gtrain_reduced_step {
 /* Blocks until every gradient is the mean over the ranks. `out` may be NULL. */
 GTRAIN_API gtrain_status gtrain_reducer_finish(gtrain_reducer* reducer, gtrain_reduced_step* out,
                                                gtrain_error* error);
-/* This rank cannot go on with its step; the others hear `why`. From any thread, never blocks. */
+/* Says that this rank cannot go on with its step; the others get `why`. From any thread, never blocks. */
 GTRAIN_API gtrain_status gtrain_reducer_abort(gtrain_reducer* reducer, const char* why, gtrain_error* error);
-/* After finish, on all ranks or none: the step is not applied, nothing of it is carried over. */
+/* Called after finish, on all ranks or none: the step is not applied, and nothing of it is carried over. */
 GTRAIN_API gtrain_status gtrain_reducer_drop(gtrain_reducer* reducer, gtrain_error* error);
-/* What compression carries over from step to step is saved and restored with the rest, by this rank. Before
- * restore and save. Where nothing is carried over nothing is added. */
+/* Saves and restores the state that compression carries over from step to step with the rest, for this rank.
+ * Call it before restore and save. Where nothing is carried over it adds nothing. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_reducer(gtrain_checkpointer* checkpointer,
                                                          gtrain_reducer* reducer, gtrain_error* error);
 
-/* The sample ledger: which samples a batch consists of, and this rank's share of it. gtrain/samples.h says
- * what it promises and costs. */
+/* The sample ledger: the samples of each batch, and this rank's share of them. gtrain/samples.h says what it
+ * promises and costs. */
 typedef struct gtrain_samples_options {
   size_t size;          /* sizeof(gtrain_samples_options) */
   const char* name;     /* 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.'; NULL: "train" */
@@ -564,23 +563,23 @@ typedef struct gtrain_samples_place {
 
 GTRAIN_API gtrain_status gtrain_samples_where(gtrain_samples* samples, gtrain_samples_place* out,
                                               gtrain_error* error);
-/* This rank's share of the next batch, or of the one `ahead` batches later: `count` samples go to `indices`,
- * which has room for `room` of them; with NULL only they are counted. Moves nothing. */
+/* Computes this rank's share of the next batch, or of the one `ahead` batches later: `count` samples go to
+ * `indices`, which has room for `room`; with NULL they are only counted. Does not move the position. */
 GTRAIN_API gtrain_status gtrain_samples_share(gtrain_samples* samples, int64_t ahead, int64_t* indices,
                                               int64_t room, int64_t* count, gtrain_error* error);
-/* The next batch is trained: before the save that contains it. GTRAIN_OUT_OF_RANGE: there is none. */
+/* Says that the next batch is trained; call it before its save. GTRAIN_OUT_OF_RANGE: there is none. */
 GTRAIN_API gtrain_status gtrain_samples_advance(gtrain_samples* samples, gtrain_error* error);
-/* The cursor is saved and restored with the rest, as replicated state "gtrain/samples/NAME". Before both. */
+/* Adds the cursor as replicated state "gtrain/samples/NAME". Call it before restore and save. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_samples(gtrain_checkpointer* checkpointer,
                                                          gtrain_samples* samples, gtrain_error* error);
 
-/* The mean of float32[count] among the ranks of a communicator, compressed on its way: what a reducer does
- * with a bucket, for programs that have buckets of their own. The next call applies what the last one
- * carries over, unless drop came first. */
+/* The mean of float32[count] among the ranks of a communicator, compressed on its way: the way of one bucket
+ * in a reducer, for programs that have buckets of their own. Each call applies what the previous one carried
+ * over, unless drop came in between. */
 typedef struct gtrain_compressed_mean gtrain_compressed_mean;
 
-/* Collective. `shapes` of the tensors that lie in the data one behind the other, for PowerSGD; NULL: one
- * vector of `count`. */
+/* Collective. `shapes` are those of the tensors that lie in the data one behind the other, for PowerSGD; with
+ * NULL the data is one vector of `count`. */
 GTRAIN_API gtrain_status gtrain_compressed_mean_create(gtrain_communicator* comm,
                                                        const gtrain_compression* compression, size_t count,
                                                        const gtrain_gradient* shapes, size_t shape_count,

@@ -13,8 +13,8 @@ struct Memory {
   void* data = nullptr;
   size_t bytes = 0;
   MemoryKind kind = MemoryKind::kHost;  // today the only one; others are Unimplemented
-  // What must have happened on the device before `data` is read: a cudaEvent_t, a hipEvent_t; null with
-  // kHost.
+  // The event on the device that must have happened before `data` is read: a cudaEvent_t, a hipEvent_t; null
+  // with kHost.
   void* event = nullptr;
 };
 

@@ -43,10 +43,10 @@ inline std::vector<gtrain_gradient> GradientsFor(const std::vector<GradientSpec>
 
 }  // namespace internal
 
-// The words of a job file for one codec: "none", "fp16", "topk density=0.01 warmup=100", "topk
-// residual=bf16", "onebit momentum=0.9", "powersgd rank=2". What is not said is as published practice has it.
-// kInvalidArgument says which word is wrong. The automatic choice is the job file's alone (`comm.compression:
-// auto`).
+// Parses the words of a job file for one codec: "none", "fp16", "topk density=0.01 warmup=100", "topk
+// residual=bf16", "onebit momentum=0.9", "powersgd rank=2". An option that is not given has the value of
+// published practice. kInvalidArgument says which word is wrong. The automatic choice can only be made in the
+// job file (`comm.compression: auto`).
 inline Result<CompressionOptions> ParseCompression(const std::string& words) {
   gtrain_compression c{};
   c.size = sizeof(c);
@@ -78,10 +78,10 @@ inline Result<CompressionOptions> ParseCompression(const std::string& words) {
 // running collective.
 class Reducer {
  public:
-  // Collective. `gradients` in the order of the forward pass, equal on all ranks. The communicator stays free
-  // for other use: the reducer splits its own from it, at most three. kInvalidArgument, on all ranks: no
-  // gradients, one without elements or with a shape of another number of them, bad options, PowerSGD for
-  // gradients of which none has two dimensions, or ranks whose gradients or options differ.
+  // Collective. `gradients` are in the order of the forward pass and equal on all ranks. The communicator
+  // stays free for other use: the reducer splits its own from it, at most three. kInvalidArgument, on all
+  // ranks: there are no gradients, one has no elements or a shape of another number of elements, options are
+  // bad, PowerSGD gets no gradient of two dimensions, or the ranks' gradients or options differ.
   static Result<Reducer> Create(const Communicator& communicator, const std::vector<GradientSpec>& gradients,
                                 const ReducerOptions& options = {}) {
     const std::vector<gtrain_gradient> specs = internal::GradientsFor(gradients);
@@ -94,20 +94,20 @@ class Reducer {
     return Reducer(made);
   }
 
-  // Zeroed at first, then the framework's to fill and zero again. Between Ready(index) and the end of Finish
-  // it is the reducer's. Empty: no such gradient.
+  // The memory of a gradient, zeroed at first; from then on the framework fills and zeroes it. Between
+  // Ready(index) and the end of Finish the reducer uses it. Empty where there is no such gradient.
   std::span<float> gradient(size_t index) {
     float* data = nullptr;
     size_t count = 0;
     gtrain_reducer_gradient(handle(), index, &data, &count, nullptr);
     return {data, count};
   }
-  // kInvalidArgument: no such gradient. kFailedPrecondition: it was ready in this step (a parameter used
-  // twice: call it after the last use).
+  // Says that a gradient is complete. kInvalidArgument: there is no such gradient. kFailedPrecondition: it
+  // was ready in this step already (a parameter used twice: call Ready after the last use).
   Status Ready(size_t index) const { return internal::Call(gtrain_reducer_ready, handle(), index); }
-  // Sends what has not left yet and blocks until every gradient is the mean, for each bucket at most twice as
-  // long as the communicator's timeout. After an error the reducer is dead: every later Finish returns the
-  // same, and the other ranks get kUnavailable with this rank and its words.
+  // Sends the buckets that have not left yet and blocks until every gradient is the mean, for each bucket at
+  // most twice as long as the communicator's timeout. After an error the reducer is dead: every later Finish
+  // returns the same error, and the other ranks get kUnavailable with this rank and its message.
   Result<ReducedStep> Finish() {
     gtrain_reduced_step c{};
     c.size = sizeof(c);
@@ -122,11 +122,11 @@ class Reducer {
     step.early = c.early;
     return step;
   }
-  // This rank cannot go on with its step (data that cannot be read): the others hear `why` once the bucket
-  // that is under way is reduced.
+  // Says that this rank cannot go on with its step (data that cannot be read): the other ranks get `why` once
+  // the bucket that is under way is reduced.
   void Abort(const std::string& why) const { gtrain_reducer_abort(handle(), why.c_str(), nullptr); }
-  // After Finish, on all ranks or none: the optimiser skips this step (a loss scaler saw an infinity); what
-  // compression would carry over from it is forgotten.
+  // Called after Finish, on all ranks or none, when the optimiser skips this step (a loss scaler saw an
+  // infinity): compression carries nothing over from it.
   void Drop() { gtrain_reducer_drop(handle(), nullptr); }
 
   gtrain_reducer* handle() const { return handle_.get(); }
@@ -136,14 +136,15 @@ class Reducer {
   std::unique_ptr<gtrain_reducer, internal::Freer<gtrain_reducer, gtrain_reducer_free>> handle_;
 };
 
-// The mean of float32[count] among the ranks of a communicator, compressed on its way: what a Reducer does
-// with a bucket, for programs that have buckets of their own. A step is a transaction: every call leaves what
-// is to be carried over pending; the next call applies it, unless Drop() came first. All ranks drop or none.
-// After an error it is dead. One thread at a time; moved and not copied; the communicator may go first.
+// The mean of float32[count] among the ranks of a communicator, compressed on its way: the way of one bucket
+// in a Reducer, for programs that have buckets of their own. A step is a transaction: what a call carries
+// over stays pending until the next call applies it, unless Drop() came first. All ranks drop or none. After
+// an error it is dead. It is used by one thread at a time, and moved but not copied; the communicator may be
+// destroyed before it.
 class CompressedMean {
  public:
-  // Collective. `shapes` of the tensors that lie in the data one behind the other, for PowerSGD; none: one
-  // vector of `count`. It splits a communicator of its own.
+  // Collective. `shapes` are those of the tensors that lie in the data one behind the other, for PowerSGD;
+  // without any the data is one vector of `count`. It splits a communicator of its own.
   static Result<CompressedMean> Create(const Communicator& communicator, const CompressionOptions& options,
                                        size_t count, const std::vector<GradientSpec>& shapes = {}) {
     const std::vector<gtrain_gradient> specs = internal::GradientsFor(shapes);

@@ -1,4 +1,4 @@
-// The sample ledger: which samples a step trains, and which of them this rank does.
+// The sample ledger: the samples of each batch, and this rank's share of them.
 #pragma once
 #include <gtrain/checkpoint.h>
 #include <gtrain/gtrain_c.h>
@@ -20,8 +20,8 @@ struct SamplesOptions {
   uint64_t seed = 0;
   bool shuffle = true;
   bool drop_last = false;  // the short batch at the end of each epoch is left out; else it is trained, too
-  // Which of `shares` this rank takes: its coordinate along the data-parallel axis of a mesh. 0 shares: the
-  // rank and the world size.
+  // The share of `shares` that this rank takes: its coordinate along the data-parallel axis of a mesh. With 0
+  // shares these are the rank and the world size.
   int share = 0;
   int shares = 0;
 };
@@ -62,9 +62,9 @@ class Samples {
     return Samples(made);
   }
 
-  // Where training is in its data is saved and restored with the rest. Before Restore and Save. Restore
-  // returns kInvalidArgument where the checkpoint was trained with other samples, seed, shuffle or drop_last;
-  // epochs and global_batch may be others.
+  // Saves and restores the position of training in its samples with the rest of the state. Call it before
+  // Restore and Save. Restore returns kInvalidArgument where the checkpoint was trained with other samples,
+  // seed, shuffle or drop_last; epochs and global_batch may differ.
   Status AddTo(Checkpointer& checkpointer) const {
     return internal::Call(gtrain_checkpointer_add_samples, checkpointer.handle(), handle());
   }
@@ -76,14 +76,15 @@ class Samples {
   int64_t batch() const { return Where().batch; }    // samples of the next batch, of all ranks
   int64_t offset() const { return Where().offset; }  // samples of its epoch before it
 
-  // This rank's share of the next batch, which is trained from now on: a save after its update contains it.
-  // Empty where there are more ranks than samples, and when all is trained.
+  // Returns this rank's share of the next batch, which counts as trained from now on: a save after its update
+  // contains it. Empty where there are more ranks than samples, and when all is trained.
   std::vector<int64_t> Next() {
     std::vector<int64_t> share = Peek(0);
     (void)gtrain_samples_advance(handle(), nullptr);  // out of range: all is trained, and the share is empty
     return share;
   }
-  // That of the batch `ahead` batches after the next one, for what reads ahead. Moves nothing.
+  // Returns this rank's share of the batch `ahead` batches after the next one, for programs that read ahead.
+  // It does not move the position.
   std::vector<int64_t> Peek(int64_t ahead) const {
     int64_t count = 0;
     internal::Call(gtrain_samples_share, handle(), ahead, static_cast<int64_t*>(nullptr), int64_t{0}, &count)

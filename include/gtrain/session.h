@@ -40,8 +40,9 @@ inline std::function<void(LogLevel, std::string_view)>& LogFunction() {
 
 }  // namespace internal
 
-// What gtrain says besides errors of calls, from any thread, one line at a time; `function` must not call
-// gtrain. Without this warnings and errors go to stderr. Empty: silence. Before Session::Join.
+// Sets the function that gets every log line, which are all messages of gtrain besides the errors of calls.
+// It is called from any thread, one line at a time, and must not call gtrain. Without it warnings and errors
+// go to stderr; with an empty function nothing is written. Call SetLog before Session::Join.
 inline void SetLog(std::function<void(LogLevel, std::string_view)> function) {
   internal::log_is_set = true;
   gtrain_set_log(nullptr, nullptr);  // nobody is in the function that goes
@@ -52,9 +53,9 @@ inline void SetLog(std::function<void(LogLevel, std::string_view)> function) {
       nullptr);
 }
 
-// Thread-safe, moved and not copied. What is made of it keeps what it needs: it may go first. One thread of
-// its own talks to the keeper; no signal handler is installed. In a forked child every call returns
-// kFailedPrecondition and nothing is sent.
+// Thread-safe, moved and not copied. Objects made from a session keep what they need of it, so it may be
+// destroyed before them. One thread of its own talks to the keeper; no signal handler is installed. In a
+// forked child every call returns kFailedPrecondition and nothing is sent.
 class Session {
  public:
   // Joins from the environment (docs/protocols/rank-environment.md) and waits for all ranks. Outside gtrain
@@ -82,20 +83,20 @@ class Session {
   bool managed() const { return gtrain_session_managed(handle()) != 0; }  // false outside gtrain
   std::string job() const { return gtrain_session_job(handle()); }
 
-  // What `gtrain status` shows. Never blocks; the newest report wins.
+  // Sets what `gtrain status` shows. Never blocks; the newest report wins.
   void Report(const ProgressReport& report) const {
     gtrain_session_report(handle(), report.step, report.loss ? &*report.loss : nullptr, report.samples,
                           nullptr);
   }
-  // OK, or kUnavailable with the reason once this generation is over: end the step and exit with 75.
+  // Returns OK, or kUnavailable with the reason once this generation is over: end the step and exit with 75.
   Status Alive() const { return internal::Call(gtrain_session_alive, handle()); }
   // True once the user asked to stop. Ranks hear it at different steps: Checkpointer::SaveIfDue and
-  // Communicator::StopAgreed say the same on all.
+  // Communicator::StopAgreed return the same on all ranks.
   bool StopRequested() const {
     int stop = 0;
     return gtrain_session_stop_requested(handle(), &stop, nullptr) == GTRAIN_OK && stop != 0;
   }
-  // Time left after a preemption notice.
+  // The time left after a preemption notice.
   std::optional<std::chrono::duration<double>> PreemptionNotice() const {
     double seconds = -1;
     if (gtrain_session_notice(handle(), &seconds, nullptr) != GTRAIN_OK || seconds < 0) return std::nullopt;

@@ -1,4 +1,4 @@
-// What a call came to: Status, or a value, Result<T>.
+// The result of a call: a Status, or a Result<T> that has a value or a Status.
 #pragma once
 #include <gtrain/gtrain_c.h>
 
@@ -33,7 +33,8 @@ enum class StatusCode : int {
   kUnauthenticated = GTRAIN_UNAUTHENTICATED,
 };
 
-// What main() returns for kUnavailable: gtrain starts the next generation and charges nothing.
+// The exit code that main() returns for kUnavailable: gtrain starts the next generation and charges no
+// restart.
 inline constexpr int kExitRunMeAgain = 75;
 
 class [[nodiscard]] Status {
@@ -59,7 +60,8 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A Status as an exception: what Result::value and Status::ThrowIfError throw. Nothing else of gtrain throws.
+// A Status as an exception, which Result::value and Status::ThrowIfError throw. Nothing else of gtrain
+// throws.
 class Error : public std::runtime_error {
  public:
   explicit Error(Status status) : std::runtime_error(status.ToString()), status_(std::move(status)) {}
@@ -94,7 +96,7 @@ inline void Status::ThrowIfError() const {
   if (!ok()) internal::Raise(*this);
 }
 
-// A T, or why there is none.
+// A T, or the Status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:

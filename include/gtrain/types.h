@@ -54,7 +54,7 @@ constexpr size_t DTypeSize(DType dtype) {
   return 0;
 }
 
-// bool is none.
+// True for integers; bool is none.
 constexpr bool IsInteger(DType dtype) {
   switch (dtype) {
     case DType::kInt32:
@@ -71,17 +71,17 @@ constexpr bool IsInteger(DType dtype) {
   }
 }
 
-// Sums and products of integers wrap around; their mean is that of the exact sum, cut off towards zero. Of
-// bool, where every byte but 0 is true and results are 0 or 1, sum, max and kBitOr are "or", product, min and
+// Sums and products of integers wrap around; their mean is that of the exact sum, cut off towards zero. For
+// bool every byte but 0 is true and results are 0 or 1; sum, max and kBitOr are "or", product, min and
 // kBitAnd are "and". In a minimum or maximum of floats a NaN wins. 8-bit and 16-bit floats are computed in
-// float and rounded to nearest, ties to even, inside a machine once, between machines at each hop. What is
-// too large for float8_e4m3, which has no infinity, becomes 448 with its sign; for the others infinity. One
-// rank alone leaves its data as they are. The numbers are part of the C interface and of what ranks tell each
-// other: new ones are appended.
+// float and rounded to nearest, ties to even, inside a machine once, between machines at each hop. A result
+// that is too large for float8_e4m3, which has no infinity, becomes 448 with its sign; in the other types it
+// becomes infinity. A rank alone leaves its data as they are. The numbers are part of the C interface and of
+// the messages between ranks: new ones are appended.
 enum class ReduceOp : uint8_t { kSum, kMean, kMin, kMax, kProduct, kBitAnd, kBitOr, kBitXor };
 
-// Whether all-reduce, reduce and reduce-scatter take them together. They refuse with InvalidArgument what
-// they do not.
+// Whether all-reduce, reduce and reduce-scatter take this type with this operation. They refuse other pairs
+// with InvalidArgument.
 constexpr bool IsReducible(DType dtype, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
@@ -100,7 +100,7 @@ constexpr bool IsReducible(DType dtype, ReduceOp op) {
   return false;
 }
 
-// What becomes of the state of ranks that a smaller world does not have any more. It is said in the log.
+// What happens to the state of ranks that a smaller world does not have any more. The log says it too.
 enum class PerRankRule : uint8_t {
   kDrop,   // it is left out, here and in the checkpoints to come
   kKeep,   // carried along, by rank `old rank % world size`, until a world has that rank again

@@ -31,7 +31,7 @@ struct NodeView {
   std::string unusable;                 // why it takes no ranks at all; empty = it does
 };
 
-// What one job needs. Exactly one of ranks and nodes is counted, by `count_nodes`.
+// The demand of one job. Exactly one of ranks and nodes is counted, by `count_nodes`.
 struct Demand {
   bool count_nodes = false;
   int min = 1;  // ranks, or nodes
@@ -60,7 +60,7 @@ struct RankSlot {
   bool operator==(const RankSlot&) const = default;
 };
 
-// What one node could take, and what stopped it from taking more.
+// The number of ranks that one node could take, and the reason why it takes no more.
 struct NodeVerdict {
   NodeId node;
   std::string hostname;
@@ -80,10 +80,10 @@ struct Placement {
 
 Placement Place(const std::vector<NodeView>& nodes, const Demand& demand);
 
-// The same nodes with nothing held: can this job ever run here?
+// Returns the same nodes with all resources free: can this job ever run here?
 std::vector<NodeView> Emptied(std::vector<NodeView> nodes);
 
-// For `gtrain plan` and `gtrain why`.
+// Prints a placement for `gtrain plan` and `gtrain why`.
 std::string Print(const Placement& placement);
 
 }  // namespace gtrain::plan

@@ -1,5 +1,5 @@
-// One function a key. What a capability that is not built yet would need is refused with
-// that reason (Refuse), never accepted and ignored. Rules between keys are in check.cc.
+// One function a key. A value that needs a capability which is not built yet is refused with that reason
+// (Refuse), never accepted and ignored. Rules between keys are in check.cc.
 #include "job/spec/job_reader.h"
 
 #include <algorithm>

@@ -64,14 +64,14 @@ struct InheritEnv {
   bool operator==(const InheritEnv&) const = default;
 };
 
-// At which saves the replicas of a tensor are compared across the ranks that hold one.
+// At which saves the ranks that hold a replica of a tensor compare their replicas.
 struct VerifyReplicas {
   enum class Kind { kOff, kFirst, kEvery } kind = Kind::kEvery;
   int every = 100;  // kEvery: with the first save and each n-th, 1..kVerifyEveryMax
   bool operator==(const VerifyReplicas&) const = default;
 };
 inline constexpr int kVerifyEveryMax = 1'000'000'000;
-// As the job file and GTRAIN_CHECKPOINT_VERIFY_REPLICAS say it: "off", "first", "every 100".
+// Prints the words of the job file and GTRAIN_CHECKPOINT_VERIFY_REPLICAS: "off", "first", "every 100".
 inline std::string PrintVerifyReplicas(const VerifyReplicas& verify) {
   if (verify.kind == VerifyReplicas::Kind::kOff) return "off";
   return verify.kind == VerifyReplicas::Kind::kFirst ? "first" : "every " + std::to_string(verify.every);

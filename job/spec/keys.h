@@ -5,7 +5,7 @@
 
 namespace gtrain::spec {
 
-// As --set takes them: "ranks", "checkpoint.every".
+// The keys in the form that --set takes: "ranks", "checkpoint.every".
 std::vector<std::string> JobKeys();
 
 }  // namespace gtrain::spec

@@ -1,4 +1,4 @@
-// What the parser accepts, and the defaults; errors of well-formed files are a table.
+// Tests the files that the parser accepts, and the defaults; errors of well-formed files are a table.
 #include "job/spec/parse.h"
 
 #include <gmock/gmock.h>
@@ -153,7 +153,7 @@ TEST(ParseJob, AVariableThatMayHoldASecretIsNotExpanded_J11) {
   EXPECT_EQ(result.errors.size(), 1u) << AllErrors(result);
 }
 
-// What gtrain sets for each rank cannot be set; what it reads from the user can.
+// Variables that gtrain sets for each rank cannot be set; those that it reads from the user can.
 TEST(ParseJob, SettingsOfCommunicationAreTheUsers) {
   const ParseResult result =
       ParseJob("run: x\nenv: {GTRAIN_COMM_ALGO: ring, GTRAIN_COMM_TLS: tcp}\n", "f", Options());

@@ -34,7 +34,7 @@ std::string Quote(absl::string_view text) {
   return out + "\"";
 }
 
-// For keys in which ${NAME} means something.
+// Quotes values of keys in which ${NAME} means something.
 std::string QuoteExpandable(absl::string_view text) {
   return Quote(absl::StrReplaceAll(text, {{"$", "$$"}}));
 }

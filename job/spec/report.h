@@ -34,7 +34,8 @@ class Report {
   int AddSource(absl::string_view name);
   void Error(const Place& place, absl::string_view message);
   bool empty() const { return errors_.empty(); }
-  // In the order of their places; at most kErrorsMax, then one line that says there were more.
+  // Returns the errors in the order of their places; at most kErrorsMax, then one line that says there were
+  // more.
   std::vector<SpecError> Take();
 
  private:

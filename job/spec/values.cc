@@ -26,7 +26,7 @@ absl::string_view WithoutSign(absl::string_view text) {
   return text;
 }
 
-// What to write instead of a number in another notation, "" when it is none (fault J5).
+// Says what to write instead of a number in another notation; "" when it is none (fault J5).
 std::string NumberAdvice(absl::string_view text) {
   const absl::string_view digits = WithoutSign(text);
   const std::string lower = absl::AsciiStrToLower(digits);

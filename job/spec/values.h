@@ -58,7 +58,7 @@ class Values {
   Report& report_;
 };
 
-// What a plain scalar would be taken for by other YAML readers ("a number", "a boolean", "a date"), "" = a
+// The type that other YAML readers would take a plain scalar for ("a number", "a boolean", "a date"); "" = a
 // string.
 absl::string_view LooksLike(absl::string_view plain);
 

@@ -1,4 +1,4 @@
-// What `run:` is: words, never a shell (faults J10 J15). PURE.
+// The words of `run:`, which never go through a shell (faults J10 J15). PURE.
 #pragma once
 #include <array>
 #include <map>
@@ -33,8 +33,8 @@ bool MayBeSecret(absl::string_view name, absl::string_view value);
 
 // [A-Za-z_][A-Za-z0-9_]{0,255}
 bool IsEnvName(absl::string_view name);
-// Of the names that begin with GTRAIN_, which are gtrain's to set, those that a user may: where python/gtrain
-// finds libgtrain.so, how an all-reduce goes between machines, and over which network.
+// The variables that a user may set among the names that begin with GTRAIN_, which are gtrain's to set: where
+// python/gtrain finds libgtrain.so, how an all-reduce goes between machines, and over which network.
 inline constexpr std::array<absl::string_view, 3> kUsersGtrainVariables = {
     "GTRAIN_LIBRARY", "GTRAIN_COMM_ALGO", "GTRAIN_COMM_TLS"};
 bool IsUsersGtrainVariable(absl::string_view name);

@@ -54,7 +54,7 @@ TEST(Nearest, FindsTypingErrorsOnly) {
   EXPECT_EQ(Nearest(std::string(100'000, 'a'), {"status"}), "");
 }
 
-// What a shell offers for --set is what --set takes.
+// The keys that a shell offers for --set are the keys that --set takes.
 TEST(JobKeys, AreThoseOfTheParser) {
   const std::vector<std::string> keys = JobKeys();
   for (const char* key : {"ranks", "checkpoint.every", "restart.window", "resources.gpus", "env"})

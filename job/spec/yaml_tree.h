@@ -1,11 +1,10 @@
 // A strict subset of YAML as a tree with positions. PURE. The only user of yaml-cpp.
 //
-// yaml-cpp's events do the lexing; what is not in the subset is refused with its place:
-// anchors, aliases, tags, several documents, directives, complex keys (faults J1 J2 J6),
-// depth over 32 (J3), duplicate keys (J4), more than 10 000 nodes or 1 MiB (J1 J13), and
-// at the byte level BOM, NUL, tabs, carriage returns, control and bidi characters,
-// invalid UTF-8 (J6). What a scalar means is decided by the schema in parse.cc, never here:
-// nothing is resolved to a bool, a number or a date by its looks (J5).
+// yaml-cpp's events do the lexing; anything outside the subset is refused with its place: anchors, aliases,
+// tags, several documents, directives, complex keys (faults J1 J2 J6), depth over 32 (J3), duplicate keys
+// (J4), more than 10 000 nodes or 1 MiB (J1 J13), and at the byte level BOM, NUL, tabs, carriage returns,
+// control and bidi characters, invalid UTF-8 (J6). The meaning of a scalar is decided by the schema in
+// parse.cc, never here: nothing is resolved to a bool, a number or a date by its looks (J5).
 #pragma once
 #include <optional>
 #include <string>

@@ -17,7 +17,7 @@ constexpr size_t kArgsMax = 10'000;
 absl::Status Unknown(absl::string_view written, const std::vector<Flag>& flags) {
   std::vector<std::string> names;
   for (const Flag& flag : flags) names.push_back("--" + flag.name);
-  // What people know from torchrun, Slurm and Open MPI.
+  // Flags that people know from torchrun, Slurm and Open MPI.
   static constexpr std::pair<absl::string_view, absl::string_view> kHabits[] = {
       {"--nproc_per_node", "-n"},
       {"--nproc-per-node", "-n"},
@@ -52,7 +52,7 @@ const Flag* FindLetter(const std::vector<Flag>& flags, char letter) {
   return it == flags.end() ? nullptr : &*it;
 }
 
-// What one argument names: the flag and, for --flag=value and -n8, the value in the same word.
+// The result of matching one argument: the flag and, for --flag=value and -n8, the value in the same word.
 struct Match {
   const Flag* flag = nullptr;
   std::optional<std::string> value;

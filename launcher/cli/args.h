@@ -37,7 +37,7 @@ class Args {
   std::map<std::string, std::vector<std::string>, std::less<>> values_;
 };
 
-// What a shell offers for the positional arguments of a verb; the names come from the cluster.
+// The words that a shell offers for the positional arguments of a verb; the names come from the cluster.
 enum class Completes { kFiles, kJobs, kLiveJobs, kNodes, kContexts };
 
 // One verb of the program. `run` returns the exit code.

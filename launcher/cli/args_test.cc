@@ -76,7 +76,7 @@ TEST(RanksFlags, SpreadsThemOverNodes) {
     EXPECT_TRUE(absl::IsInvalidArgument(RanksFlags(ranks, 4).status())) << ranks;
 }
 
-// A head drops a message with such a word in it, and whoever sent it waited 20 s for nothing.
+// A head dropped a message with such a word in it, and its client waited 20 s for nothing.
 TEST(CheckJobWord, RefusesWhatIsNoIdForEveryVerbThatTakesAJob) {
   std::set<std::string> checked;
   for (const Verb& verb : AllVerbs()) {

@@ -39,7 +39,8 @@ struct Table {
   std::vector<Words> rows;
 };
 
-// What the ranks printed: a line "# name name ..." and rows of that many words. Other lines are none of ours.
+// Reads the output of the ranks: a line "# name name ..." and rows of that many words. Other lines are
+// ignored.
 Table ReadTable(const std::string& name, const Words& lines) {
   Table table{.name = name};
   for (const std::string& line : lines) {

@@ -63,7 +63,7 @@ absl::StatusOr<Store> Open(const std::string& uri) {
   return ckpt::OpenStore(location);
 }
 
-// Of something that lies there already. A directory that does not exist reads as an empty one, and a mistyped
+// Opens a location that must exist. A directory that does not exist reads as an empty one, and a mistyped
 // path must not look like a run without checkpoints.
 absl::StatusOr<Store> OpenToRead(const std::string& uri) {
   GT_ASSIGN_OR_RETURN(const std::string location, ckpt::ParseLocation(uri));

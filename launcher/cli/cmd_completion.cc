@@ -1,5 +1,5 @@
-// Completion scripts are made from the same tables as the parser, so they cannot disagree with it. What only
-// a cluster knows they ask for with `gtrain completion words KIND`.
+// Completion scripts are made from the same tables as the parser, so they cannot disagree with it. For words
+// that only a cluster knows they ask `gtrain completion words KIND`.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -36,8 +36,8 @@ const char* KindOf(Completes completes) {
   return "files";
 }
 
-// A kind of words; or the words themselves after a "=", or after a "+" where it may be a file, too. What is
-// written large (latest|STEP|URI) stands for something else and is no word.
+// Returns a kind of words; or the words themselves after a "=", or after a "+" where it may be a file, too.
+// An upper-case word (STEP and URI of latest|STEP|URI) stands for a value and is left out.
 std::string ValuesOf(const Flag& flag) {
   if (flag.name == "context") return "contexts";
   if (flag.name == "set") return "keys";

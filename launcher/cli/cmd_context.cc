@@ -43,7 +43,7 @@ absl::StatusOr<std::string> ReadCredential(const std::string& path) {
   return text;
 }
 
-// What is known by that name already may be an admin's way to his cluster. The same key for the same head, at
+// A context of that name may be an administrator's way to his cluster. The same key for the same head, at
 // another address perhaps, is no other context.
 absl::Status CheckReplaces(const Context& added, const net::KeyPair& keys) {
   GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());

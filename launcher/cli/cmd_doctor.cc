@@ -119,8 +119,8 @@ Finding Processes() {
           absl::StrCat(limit.rlim_cur, low ? "; raise it: ulimit -u" : "")};
 }
 
-// Loads and unloads at once, the code stays: UCX forgets memory when it goes, which a leak checker can then
-// name. What is absent only limits what it says.
+// Loads a library and unloads it at once, but its code stays: UCX forgets memory when it is unloaded, which a
+// leak checker can then name. A missing library is only a note, which says what does not work without it.
 Finding Library(const std::string& what, const std::vector<const char*>& names, const std::string& without) {
   for (const char* name : names) {
     if (void* handle = dlopen(name, RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE)) {

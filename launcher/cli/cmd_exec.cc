@@ -34,7 +34,7 @@ absl::StatusOr<int> CodeOf(const json& reply) {
   return code->get<int>();
 }
 
-// With input, as it comes.
+// Runs the command with input, as it comes.
 absl::StatusOr<int> ExecWithInput(const Args& args, Cluster& cluster, const JobDoc& job, int rank) {
   SignalPipe signals;
   const bool terminal = args.Has("tty");

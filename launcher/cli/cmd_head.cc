@@ -58,7 +58,7 @@ absl::Status Init(const Args& args, const std::string& dir) {
   return absl::OkStatus();
 }
 
-// As the user says which one.
+// The flag with which the user chose the cluster.
 std::string WhichFlag(const Args& args) {
   return args.Has("context") ? "--context " + args.Get("context") : "--dir " + args.Get("dir");
 }

@@ -37,7 +37,7 @@ absl::Status CheckInput(const Args& args, const spec::JobSpec& spec) {
   return absl::OkStatus();
 }
 
-// The terminal is rank 0's until the job is over; what it wrote too late for that, the log has.
+// The terminal is rank 0's until the job is over; output that comes too late for that is in the log.
 absl::StatusOr<int> FollowInTerminal(Cluster& cluster, const std::string& job) {
   FollowOptions options{.ctrl_c_stops = cluster.local};
   int signal = 0;

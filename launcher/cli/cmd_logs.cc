@@ -81,7 +81,7 @@ absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput
   return ReadSome(ask, request, output);
 }
 
-// Who does not follow sees what was written up to now: a rank may write faster than anybody reads.
+// Without --follow only the output up to now is shown: a rank may write faster than a person reads.
 void EndWhereItIs(Cluster& cluster, LogsRequest& request) {
   constexpr uint64_t kBeyond = uint64_t{1} << 62;
   for (Stream& stream : request.streams) {
@@ -121,7 +121,8 @@ absl::StatusOr<LogsRequest> MakeRequest(Cluster* cluster, const Args& args, cons
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
   if (job.generation == 0)
     return absl::NotFoundError(absl::StrCat(job.id, " has not started yet: ", job.reason));
-  // Not NotFound: nothing else that is left would answer it.
+  // This is not NotFound, for which the files of the run directory would be tried, which could not answer
+  // either.
   if (generation && static_cast<uint64_t>(*generation) > job.generation) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ", job.id, " has no generation ", *generation, "; its newest is ", job.generation));
@@ -206,14 +207,14 @@ absl::Status PrintLogs(absl::FunctionRef<absl::StatusOr<bool>(LogsRequest&, Rank
       if (!Show(output, /*flush=*/!more) || !more) break;
     }
   }
-  // After a restart it is the generation before that wrote what is looked for.
+  // After a restart the generation before may have written the output that the user wants.
   if (!anything && !request.generation && job.generation > 1)
     Complain(absl::StrCat("generation ", job.generation, " has written nothing", job.Final() ? "" : " yet",
                           "; what an earlier one wrote: --generation ", job.generation - 1));
   return absl::OkStatus();
 }
 
-// From the files in the run directory; nobody writes them any more.
+// Shows the files in the run directory, which nobody writes any more.
 absl::Status ShowLeft(const Args& args, const std::string& json) {
   GT_ASSIGN_OR_RETURN(const JobDoc job, ParseJobDoc(json));
   if (job.ranks.empty() && job.generation > 0)

@@ -19,7 +19,7 @@ absl::StatusOr<std::string> Revoke(Cluster& cluster, const Args& args) {
   return absl::StrCat("node ", SafeText(node), " is revoked: its key is refused, its ranks are given up\n");
 }
 
-// What docs/protocols/notices.md keeps free before the deadline; the head's kReserve.
+// The time before the deadline that docs/protocols/notices.md keeps free; the head's kReserve.
 constexpr absl::Duration kReserve = absl::Seconds(10);
 
 std::string TimeOfRanks(absl::Duration left) {

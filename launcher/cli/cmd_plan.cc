@@ -90,7 +90,7 @@ plan::NodeView ViewOf(const json& node) {
   return view;
 }
 
-// As they are now: what other jobs hold is not free.
+// The nodes as they are now: resources that other jobs hold are not free.
 absl::StatusOr<PlanNodes> NodesOf(Cluster& cluster) {
   PlanNodes nodes;
   nodes.where = cluster.local ? "the local cluster" : absl::StrCat("cluster ", cluster.name);

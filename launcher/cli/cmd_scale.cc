@@ -15,7 +15,7 @@ using nlohmann::json;
 constexpr int64_t kSizeMax = 65'536;
 constexpr char kBehindCheckpoint[] = "behind its next checkpoint";
 
-// What is not there, or of another kind, as of a head of another version, is nothing.
+// A field that is missing, or of another type, as a head of another version may send it, counts as empty.
 std::string ExplainScale(const json& answer) {
   const auto text = [&](const char* key) {
     const auto it = answer.find(key);

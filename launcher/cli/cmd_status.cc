@@ -41,7 +41,7 @@ absl::StatusOr<std::optional<size_t>> LimitOf(const Args& args) {
   return limit ? std::optional<size_t>(*limit) : std::nullopt;
 }
 
-// So many a head lists where nothing is said.
+// The number of finished jobs that a head lists without a limit in the request.
 constexpr size_t kOverListed = 100;
 
 absl::StatusOr<std::string> AskHead(const Args& args, const std::string& word,
@@ -63,8 +63,8 @@ absl::StatusOr<std::string> AskHead(const Args& args, const std::string& word,
 
 std::string ListOf(const std::string& job) { return absl::StrCat("{\"head\":false,\"jobs\":[", job, "]}"); }
 
-// Of the head; of what jobs left where there is none, or where it has forgotten the job. A connection that
-// has failed is not kept.
+// Finds jobs at the head; where there is none, or where it has forgotten the job, in the results that jobs
+// left. A connection that has failed is not kept.
 absl::StatusOr<Answer> Find(const Args& args, std::optional<Cluster>& cluster, int interrupt_fd = -1) {
   const std::string word = args.words.empty() ? "" : args.words[0];
   Answer answer;
@@ -93,7 +93,7 @@ absl::StatusOr<Answer> Find(const Args& args, std::optional<Cluster>& cluster, i
 
 // ---------------------------------------------------------------- how it is shown
 
-// In order of submission; the newest `limit`.
+// Returns the newest `limit` jobs, in order of submission.
 std::string Limited(const std::string& text, std::optional<size_t> limit) {
   if (!limit) return text;
   nlohmann::json document = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
@@ -215,7 +215,7 @@ absl::StatusOr<int> Once(const Args& args) {
   return answer.head.ok() ? kDone : kFailed;
 }
 
-// What fits on the terminal, in place of what was there.
+// Draws the part that fits on the terminal, in place of the earlier text.
 bool Redraw(const std::string& text, size_t& drawn) {
   const TerminalSize size = SizeOfTerminal(STDOUT_FILENO);
   std::vector<std::string> lines = absl::StrSplit(text, '\n');
@@ -228,7 +228,7 @@ bool Redraw(const std::string& text, size_t& drawn) {
   return Print(out + absl::StrJoin(lines, "\n") + "\n");
 }
 
-// Until Ctrl-C, which is how it is meant to end, or until the one job that is watched is over.
+// Watches until Ctrl-C, which is how it is meant to end, or until the one job that is watched is over.
 absl::StatusOr<int> Watch(const Args& args) {
   if (args.Has("json") || !CanRedraw(STDOUT_FILENO)) {
     return absl::InvalidArgumentError(

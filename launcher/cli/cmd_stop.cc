@@ -11,7 +11,7 @@
 namespace gtrain::cli {
 namespace {
 
-// As the head answers it.
+// The document that the head gives for a job that is over.
 std::string OverJson(const JobDoc& job) {
   const nlohmann::json answer = {{"job", job.id}, {"state", job.state}, {"stop", "over"}};
   return answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -28,7 +28,7 @@ absl::Status Stop(const Args& args) {
   GT_ASSIGN_OR_RETURN(
       const std::string json,
       Ask(*target.cluster, core::ClientStop{JobId(job.id), now, args.Get("reason", "gtrain stop")}));
-  // Who asks twice means it: the head says what it does.
+  // A user who asks twice means it: the head says whether it stops now.
   const auto answer = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   const bool at_once = now || (TextOf(answer, "stop") == "now");
   Print(args.Has("json")

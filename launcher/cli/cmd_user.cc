@@ -1,4 +1,4 @@
-// `gtrain user`: who may use a cluster. The key pair of a new user is made here; the head gets its public
+// `gtrain user`: the users of a cluster. The key pair of a new user is made here; the head gets its public
 // half.
 #include <nlohmann/json.hpp>
 

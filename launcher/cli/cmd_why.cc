@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of a head of before, nothing.
+// Empty for an event of an older head.
 std::string TimeOf(const json& event) {
   absl::Time time;
   std::string error;
@@ -69,7 +69,7 @@ std::string ExplainJob(const json& why) {
   out += FirstFaultText(why);
   if (const auto events = why.find("events"); events != why.end() && events->is_array()) {
     out += "what happened:\n";
-    // Of a run of checkpoints the last is enough: decisions are what this is read for.
+    // The last checkpoint of several in a row is enough: people read this for the decisions.
     for (size_t i = 0; i < events->size(); ++i) {
       const std::string kind = SafeTextOf((*events)[i], "kind");
       if (kind == "checkpoint" && i + 1 < events->size() && SafeTextOf((*events)[i + 1], "kind") == kind)

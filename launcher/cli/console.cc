@@ -80,7 +80,7 @@ class Talk {
     const absl::Status talked = Loop();
     cluster_.client->set_interrupt_fd(-1);
     if (generation_ || end_.signal != 0) HangUp();
-    // A rank that ends while nobody asks is over before its code is known here; what was shown was shown.
+    // A rank that ends while nobody asks is over before its code is known here; its output was shown already.
     const bool over = options_.argv.empty() && generation_ && absl::IsFailedPrecondition(talked);
     if (!talked.ok() && !over) return talked;
     end_.generation = generation_.value_or(0);
@@ -129,7 +129,7 @@ class Talk {
     return end_.signal != 0;
   }
 
-  // Whoever pipes us into a pager may not read for an hour.
+  // A user who pipes the output into a pager may not read for an hour.
   absl::Status WriteSome() {
     for (Sink* sink : {&out_, &err_}) {
       if (sink->waits.empty()) continue;
@@ -209,7 +209,7 @@ class Talk {
     return passes ? Silent(refused) : refused;
   }
 
-  // The head may be starting again, or the agent; what was said is said again.
+  // The head may be starting again, or the agent; the same turn is repeated.
   absl::Status Silent(const absl::Status& status) {
     if (clock_.Now() - heard_ > kHeadPatience && !generation_) {
       return absl::UnavailableError(absl::StrCat(

@@ -15,8 +15,8 @@
 
 namespace gtrain::cli {
 
-// What was read from stdin and is not taken yet; it outlives a console, for a job's next generation goes on
-// with it.
+// Bytes that were read from stdin and not taken yet; they outlive a console, because a job's next generation
+// goes on with them.
 struct ConsoleInput {
   std::string waits;
   bool end = false;
@@ -38,8 +38,8 @@ struct ConsoleEnd {
   uint64_t shown_bytes = 0;      // of its output
 };
 
-// Until the program has ended and its output is written, or a signal came. FailedPrecondition: there is no
-// such rank, or it is over, in the head's words. Unavailable: nobody answers any more.
+// Runs until the program has ended and its output is written, or a signal came. FailedPrecondition: there is
+// no such rank, or it is over, in the head's words. Unavailable: nobody answers any more.
 absl::StatusOr<ConsoleEnd> RunConsole(Cluster& cluster, const ConsoleOptions& options, ConsoleInput& input);
 
 // The input of rank 0 of a job, in each of its generations, until the job is over. The end tells of the

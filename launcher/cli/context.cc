@@ -255,7 +255,8 @@ absl::Status NobodyListens(const Cluster& cluster) {
       cluster.dir.empty() ? "" : absl::StrCat(" (its directory is ", cluster.dir, ")")));
 }
 
-// Who only looks does not wait long where nobody listens; a head that takes the connection is given its time.
+// A request that only reads does not wait long where nothing listens; a head that takes the connection is
+// given its time.
 absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, absl::Duration timeout) {
   core::ClientRequest request{.id = net::NewRequestId(), .body = std::move(body)};
   if (core::RuleOf(request.body).changes || timeout <= kDeadHeadPatience)

@@ -91,7 +91,7 @@ class OutputReader {
   }
 
   bool reads_files() const { return !run_dir_.empty(); }  // on this machine
-  // What is new in the files on this machine. True: more is there.
+  // Reads the new output in the files on this machine. True: there is more.
   bool ReadFiles(RankOutput& output, const Show& show) {
     bool more = false;
     for (const auto& [rank, host] : hosts_) {
@@ -123,7 +123,7 @@ class OutputReader {
     kUnknown,  // the file is not here, or cannot be read
   };
 
-  // As an agent does: a run directory that is another job's, or somebody else's, is not read.
+  // Like an agent, it does not read a run directory that belongs to another job or another user.
   bool MayRead(const JobDoc& job) const {
     const std::string log = core::RankLogPath(job.run_dir, Generation{generation_}, 0, false);
     return agent::CheckRunDirOfLog(log, ClusterId(job.cluster), JobId(job_)).ok();
@@ -167,8 +167,8 @@ class OutputReader {
   }
 
   // Most streams have little that is new or nothing, so all are asked for a little at once: one way there and
-  // back. Those with more are read on one by one, so that no more than a piece is on its way. Of a file that
-  // was read here only its end is asked for, and only when the job is over.
+  // back. Streams with more are read on one by one, so that no more than a piece is on its way. For a file
+  // that was read here only its end is asked for, and only when the job is over.
   void ReadRanks(RankOutput& output, int chunks, const Show& show) {
     std::vector<Stream> streams;
     std::vector<core::ClientRequestBody> requests;
@@ -290,8 +290,8 @@ class Follower {
     }
   }
 
-  // Of a job that is over there may be more to show than anybody waits for (fault: `yes`), and its last words
-  // may not be written yet (a slow disk). Signals are looked at in between, and the next Ctrl-C ends it.
+  // A job that is over may have more output than a person waits for (fault: `yes`), and its last output may
+  // not be written yet (a slow disk). Signals are looked at in between, and the next Ctrl-C ends it.
   bool ShowsMore() {
     if (!final_since_) {
       final_since_ = clock_.Now();
@@ -306,7 +306,7 @@ class Follower {
       if (std::exchange(final_bytes_, reader_.bytes()) != reader_.bytes()) final_progress_ = clock_.Now();
       return clock_.Now() - final_progress_.value_or(*final_since_) < kEndPatience;
     }
-    // Who has pressed Ctrl-C waits for less.
+    // A user who has pressed Ctrl-C waits for less time.
     if (reader_.open().empty() || waited >= (stops_ > 0 ? kRestPatience : kEndPatience)) return false;
     absl::SleepFor(end_poll_);  // each look asks for up to 64 streams
     end_poll_ = std::min(2 * end_poll_, kEndPollMax);
@@ -337,7 +337,7 @@ class Follower {
         " is not shown here: gtrain logs ", job_id_, " --rank ", kRanksShown, " -f"));
   }
 
-  // The first that its ranks say: what they resume after a crash is no surprise.
+  // Only the first note of its ranks is shown: the checkpoint that they resume after a crash is no surprise.
   void TellRestore() {
     if (job_.restore.empty() || !std::exchange(tell_restore_, false)) return;
     if (const std::string news = RestoreNews(job_.restore); !news.empty()) screen_.Say(news);
@@ -377,9 +377,9 @@ class Follower {
     };
   }
 
-  // What an only rank writes here is shown as it comes, while the head is asked for events. A rank that
-  // writes is looked at often, one that is silent less and less. (inotify(7) would tell it, but a program
-  // that has used it waits 15 ms for the kernel when it ends.)
+  // The output that an only rank writes on this machine is shown as it comes, while the head is asked for
+  // events. A rank that writes is looked at often, one that is silent less and less. (inotify(7) would tell
+  // it, but a program that has used it waits 15 ms for the kernel when it ends.)
   std::optional<net::ControlClient::Aside> OutputAside() {
     if (!output_ || !output_->options().only_rank || !reader_.reads_files()) return std::nullopt;
     if (job_.state != "RUNNING" && !job_.Final()) return std::nullopt;  // that it runs is said first
@@ -485,8 +485,8 @@ class Follower {
     if (there.ok()) {
       cluster_.client->set_interrupt_fd(signals_.fd());
     } else if (absl::IsNotFound(there) && long_enough) {
-      // A cluster without jobs ends: whoever printed for so long, or was stopped, finds what its job has
-      // left.
+      // A cluster without jobs ends: a command that printed for so long, or was stopped, finds the result of
+      // its job.
       if (absl::StatusOr<JobDoc> left = LeftResult(job_.run_dir, job_id_); left.ok() && left->Final()) {
         job_ = *std::move(left);
         head_gone_ = true;

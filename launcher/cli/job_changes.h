@@ -1,4 +1,4 @@
-// What makes one job another one than before, for people.
+// Describes for people what makes a job another one than before.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace gtrain::cli {
 
-// Of what the job hash is made of: "--lr 0.1 is now --lr 0.2", "env LR is new: 3". Pure; empty: nothing.
+// Lists the changes that the job hash covers: "--lr 0.1 is now --lr 0.2", "env LR is new: 3". Pure; empty:
+// none.
 std::vector<std::string> JobChanges(const spec::JobSpec& before, const spec::JobSpec& now);
 
 }  // namespace gtrain::cli

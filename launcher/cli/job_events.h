@@ -1,4 +1,4 @@
-// What the head, and the run directory where this machine sees it, tell of what happened to a job.
+// The history of a job, as the head tells it and the run directory, where this machine sees it.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -34,7 +34,8 @@ std::string Unexpanded(std::string value) {
   return value;
 }
 
-// `launch -i` and `-t`. What a person types at is not started again behind his back.
+// Adds the overlays of `launch -i` and `-t`. A program at which a person types is not started again
+// unnoticed.
 void AddInputOverlays(const Args& args, spec::ParseOptions& options) {
   const auto set = [&options](const char* flag, const char* key, const char* value) {
     spec::Overlay overlay = TextOverlay(flag, key, value);

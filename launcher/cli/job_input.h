@@ -12,7 +12,7 @@
 
 namespace gtrain::cli {
 
-// -n, --nodes, --set, --env, --name: what may be laid over a job file.
+// The flags that overlay a job file: -n, --nodes, --set, --env, --name.
 std::vector<Flag> JobFlags();
 
 // The flags of JobFlags for so many ranks; with `nodes`, equally many on each of them.

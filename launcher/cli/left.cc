@@ -70,7 +70,7 @@ absl::StatusOr<std::string> ChosenCluster(const Args& args) {
   return id.status();
 }
 
-// Of the jobs that were launched here: run directories are called JOB-CLUSTER.
+// Finds the newest result among the jobs that were launched here: run directories are called JOB-CLUSTER.
 absl::StatusOr<json> FindResultHere(const Args& args, const std::string& word) {
   GT_ASSIGN_OR_RETURN(const std::string cluster, ChosenCluster(args));
   json newest;
@@ -86,7 +86,7 @@ absl::StatusOr<json> FindResultHere(const Args& args, const std::string& word) {
   return newest;
 }
 
-// What the list says of a job, and all of it where the run directory still has that.
+// Returns the whole result where the run directory still has it, else the index's entry for the job.
 json WithItsResult(const json& index, const json& entry) {
   const absl::StatusOr<json> result = ReadResult(TextOf(entry, "run_dir"));
   const bool same = result.ok() && TextOf(*result, "id") == TextOf(entry, "id") &&

@@ -1,4 +1,4 @@
-// What jobs left that are over, for when no head answers: the index of the local cluster's runs and the
+// The files that finished jobs left, for when no head answers: the index of the local cluster's runs and the
 // result in each run directory (docs/formats/run-directory.md). The head's store is never opened.
 #pragma once
 #include <cstdint>
@@ -21,19 +21,19 @@ absl::StatusOr<std::string> LeftJobs(const Args& args);
 // run directory, or "" for the newest of all. NotFound: nothing is left of it.
 absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word);
 
-// Of the job `id`, whose run directory this is.
+// Reads the result of the job `id`, whose run directory this is.
 absl::StatusOr<JobDoc> LeftResult(const std::string& run_dir, const std::string& id);
 
 struct LeftAnswer {
   std::string json;
   std::string note;  // a sentence: why this and not the head's
 };
-// In place of an answer that did not come: what is left of the job, or for "" of all jobs if `all`. Else why
-// there is neither.
+// Replaces an answer that did not come by the result that the job left, or for "" those of all jobs if `all`.
+// Otherwise the error says why there is neither.
 absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& args, const std::string& word,
                                        bool all = false);
 
-// What a rank wrote, from `offset` on, at most a piece.
+// Reads the output of a rank, from `offset` on, at most a piece.
 absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
                                    bool is_stderr, uint64_t offset);
 

@@ -58,7 +58,8 @@ absl::StatusOr<LocalCluster> StartWhatIsMissing(const std::string& dir) {
     GT_RETURN_IF_ERROR(CheckHere(dir, *before));
   }
   GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::InitCluster(dir));
-  // Before the head starts: it reads the list then, so that the agent's first connection is let in.
+  // The key is added before the head starts: it reads the list then, so that the agent's first connection is
+  // let in.
   GT_ASSIGN_OR_RETURN(const std::string agent_key, agent::NodePublicKey(LocalAgentDir(dir)));
   GT_RETURN_IF_ERROR(
       net::AddAllowedKey(files.authorized_path(), {core::Role::kNode, agent_key, "local agent"}));

@@ -27,7 +27,7 @@ absl::StatusOr<std::string> LocalClusterDir();
 // a daemon does not come up.
 absl::StatusOr<LocalCluster> EnsureLocalCluster();
 
-// As EnsureLocalCluster, but NotFound when there is none: nobody said launch.
+// Like EnsureLocalCluster, but NotFound when there is none, because the user did not launch anything.
 absl::StatusOr<LocalCluster> ReviveLocalCluster();
 
 // The running one; starts and changes nothing. NotFound when there is none; waits at most `patience` for a

@@ -157,7 +157,7 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& arguments, const std
   return pid;
 }
 
-// What the file at `path` says, as the end of a sentence about it.
+// Returns the last lines of the file at `path`, as the end of a sentence about it.
 std::string LastLines(const std::string& path) {
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return " does not open";
@@ -222,7 +222,7 @@ class Starter {
 
   absl::StatusOr<Started> BeginWatch() { return Begin(Daemon::kWatch, {"local-watch", "--dir", dir_}); }
 
-  // Until it serves, or it ends, or the deadline.
+  // Waits until the daemon serves, or ends, or the deadline passes.
   absl::Status Await(const Started& started) {
     const auto [daemon, pid] = started;
     const std::string log = LogPath(dir_, daemon);

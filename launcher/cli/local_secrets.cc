@@ -65,7 +65,7 @@ absl::StatusOr<KeptSecrets> KeepSecrets(const std::string& cluster_dir, spec::Jo
       kept.folder = folder;
     }
     std::string file = absl::StrCat(kept.folder, "/", reference.env);
-    // Of a file one line end is none of the value: with one more, what arrives is the value byte by byte.
+    // A reader of a secret's file drops one line end: with one added here, the value arrives byte by byte.
     if (absl::Status written = WriteFileDurable(file, absl::StrCat(getenv(reference.env.c_str()), "\n"));
         !written.ok()) {
       Remove(kept);

@@ -1,9 +1,9 @@
 // The secrets of a job on the local cluster come from the environment of the command that launches it,
-// whoever started the cluster and with what. The head's records hold none, so they travel in files of the
-// user's own, <cluster>/secrets/<random>/<variable>, 0600 in a folder of 0700, which the ranks' agent reads
-// at each start of a generation. They are removed when the cluster ends because no job is left, and at once
-// when the launch is refused. A launch on its way holds the lock of <random>.lock beside its folder, so that
-// a head that is just ending does not take them for those of a job that is over.
+// whichever command started the cluster. The head's records hold none, so they travel in files of the user's
+// own, <cluster>/secrets/<random>/<variable>, 0600 in a folder of 0700, which the ranks' agent reads at each
+// start of a generation. They are removed when the cluster ends because no job is left, and at once when the
+// launch is refused. A launch on its way holds the lock of <random>.lock beside its folder, so that a head
+// that is just ending does not take them for those of a job that is over.
 #pragma once
 #include <string>
 
@@ -25,10 +25,10 @@ struct KeptSecrets {
 };
 absl::StatusOr<KeptSecrets> KeepSecrets(const std::string& cluster_dir, spec::JobSpec spec);
 
-// Of a launch that was refused.
+// Removes the secrets of a launch that was refused.
 void Remove(const KeptSecrets& kept);
 
-// Those of jobs that are over, which are all but those of launches on their way.
+// Removes the secrets of jobs that are over, which are all but those of launches on their way.
 void DropSecrets(const std::string& cluster_dir);
 
 }  // namespace gtrain::cli

@@ -27,7 +27,7 @@ class LocalSecretsTest : public ::testing::Test {
     job.secrets["KEY"] = {.env = "GTRAIN_TEST_KEY", .file = ""};
     return job;
   }
-  // What is left below secrets/.
+  // The number of entries left below secrets/.
   int Left() const {
     int count = 0;
     std::error_code none;

@@ -43,7 +43,7 @@ class Watcher {
       return absl::OkStatus();
     }
     if (now < next_) return absl::OkStatus();
-    // Who holds it is starting something right now: look again when that is done.
+    // The process that holds the lock is starting something right now: look again when that is done.
     const absl::StatusOr<UniqueFd> lock = LockFile(dir_ + "/start.lock");
     if (!lock.ok() || !IsWanted(dir_) || AllRun()) return absl::OkStatus();
     tried_at_ = now;

@@ -28,7 +28,7 @@ class LocalWatch {
   std::jthread thread_;
 };
 
-// What the process `gtrain local-watch` does, until the cluster ended or cannot be brought back.
+// Runs the process `gtrain local-watch`, until the cluster ended or cannot be brought back.
 absl::Status RunLocalWatch(const std::string& dir);
 
 }  // namespace gtrain::cli

@@ -44,8 +44,8 @@ std::optional<Colour> ColourOf(const std::string& word) {
   return word == "never" ? std::optional(Colour::kNever) : std::nullopt;
 }
 
-// Who asked for JSON reads stdout with a parser: an error is a document, too. What is there already is one.
-// `verb`: nullptr for one that does not exist.
+// A user who asked for JSON reads stdout with a parser: an error is a document, too. Output that is there
+// already is one. `verb`: nullptr for one that does not exist.
 int ReportAsJson(const Verb* verb, const std::vector<std::string>& argv, int code) {
   const auto end = std::find(argv.begin(), argv.end(), "--");
   const auto gives_json = [](const Flag& f) { return f.name == "json" && f.value_name.empty(); };
@@ -79,7 +79,7 @@ int RunVerb(const Verb& verb, const std::vector<std::string>& argv) {
   return verb.run(*args);
 }
 
-// Whoever reads the output of a verb that says it is done takes it to be whole.
+// A verb that reports success promises that its output is whole.
 int CheckOutput(int code) {
   if (OutputError() == 0) return code;
   Complain(absl::StrCat("the output is not whole, it could not be written: ", strerror(OutputError()),
@@ -107,7 +107,7 @@ int Main(const std::vector<std::string>& argv) {
     }
     names.push_back(verb.name);
   }
-  // What people know from Slurm, kubectl, Docker and Ray.
+  // Verbs that people know from Slurm, kubectl, Docker and Ray.
   static const std::map<absl::string_view, std::string> kHabits = {
       {"ps", "status"},     {"queue", "status"}, {"squeue", "status"}, {"list", "status"},
       {"ls", "status"},     {"kill", "stop"},    {"cancel", "stop"},   {"scancel", "stop"},

@@ -1,4 +1,4 @@
-// What people see: rank output, the status block, safe text.
+// Tests the output for people: rank output, the status block, safe text.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -303,7 +303,8 @@ TEST(RankOutput, ShowsTheSameHoweverItIsRead) {
   }
 }
 
-// A rank's line is one with the first equal line behind what that rank wrote before, whoever was first.
+// A rank's line is merged with the first equal line behind the rank's own earlier lines, whichever rank was
+// first.
 TEST(RankOutput, CollapsesTheSameHowOftenEachWroteIt) {
   Rng rng(20'27);
   for (int round = 0; round < 300; ++round) {

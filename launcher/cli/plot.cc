@@ -28,7 +28,7 @@ std::string Line(double x1, double y1, double x2, double y2) {
                          x2, y2);
 }
 
-// From a logarithm of [low, high] to a place of [from, to].
+// Maps a logarithm of [low, high] to a place of [from, to].
 struct Axis {
   double low, high, from, to;
   double At(double log) const { return from + (log - low) / (high - low) * (to - from); }

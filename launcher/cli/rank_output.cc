@@ -27,7 +27,7 @@ Bytes BytesAt(const char* data) {
 // How many bytes at the start are nothing but printable ASCII, tabs and line ends: what most lines are. They
 // are shown as they are.
 size_t PlainBytes(absl::string_view text) {
-  // Of a vector or of a byte: not 0 where it is odd.
+  // Works on a vector and on a byte: not 0 where the character is odd.
   const auto odd = [](auto c) { return ((c < 0x20) | (c >= 0x7F)) & (c != '\t') & (c != '\n'); };
   size_t i = 0;
   for (; i + sizeof(Bytes) <= text.size(); i += sizeof(Bytes)) {
@@ -142,7 +142,7 @@ void RankOutput::Complete(Stream& stream, absl::string_view text) {
                           ? equal.written
                           : written_.try_emplace({equal.begin, stream.writer}, kNone).first->second;
   written = written == kNone ? equal.begin : lines_[written].next_equal;
-  // Each is passed over once a writer: what it wrote last only moves on.
+  // Each line is passed over once a writer, because the writer's last line only moves on.
   const auto before = [&](uint32_t line) { return stream.last != kNone && line <= stream.last; };
   if (before(equal.end)) written = kNone;
   while (written != kNone && before(written)) written = lines_[written].next_equal;

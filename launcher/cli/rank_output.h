@@ -1,6 +1,6 @@
 // Turns chunks of many ranks' output into lines for people: whole lines only, "host:rank: " before each, the
-// same line of several ranks once with all their numbers, nothing that could drive a terminal (fault P9). Of
-// a progress line that a carriage return begins anew the last state is shown.
+// same line of several ranks once with all their numbers, nothing that could drive a terminal (fault P9). For
+// a progress line that a carriage return begins anew only the last state is shown.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -44,7 +44,7 @@ class RankOutput {
   // The lines completed since the last call, in the order in which they first came. `flush` also gives
   // unfinished last lines.
   std::vector<Piece> Take(bool flush);
-  // With `live`: the unfinished lines as they stand.
+  // With `live`: returns the unfinished lines as they stand.
   std::vector<std::string> Unfinished() const;
 
  private:
@@ -97,7 +97,7 @@ class RankOutput {
   std::vector<Writer> writers_;
   std::map<std::pair<int, bool>, Stream> streams_;  // by rank and whether it is stderr
   std::vector<Piece> pieces_;                       // of an only rank
-  // Of many, since the last Take. A line costs no memory of its own.
+  // The lines of several ranks, since the last Take. A line costs no memory of its own.
   std::vector<std::string> texts_;  // blocks that never move
   std::vector<Line> lines_;
   std::vector<Other> others_;

@@ -76,7 +76,8 @@ absl::StatusOr<Resume> ResumeStep(const std::string& wanted, int64_t step, const
   return Resume{wanted, absl::StrCat("resumes ", Describe(*found, dir))};
 }
 
-// What is there goes as newer checkpoints take their places: who gave --fresh by mistake can still stop.
+// The old checkpoints are deleted as newer ones take their places: a user who gave --fresh by mistake can
+// still stop.
 absl::StatusOr<Resume> ResumeNothing(const std::string& dir) {
   GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, std::nullopt));
   if (!found) return Resume{"fresh", ""};
@@ -135,7 +136,7 @@ absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec,
   GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, std::nullopt));
   if (!found) return Resume{wanted, ""};
   const std::string hash = spec::JobHash(spec);
-  // Who only reads is there for what another job wrote.
+  // A job that only reads wants the checkpoint of another job.
   const bool continues = wanted.empty() && !spec.checkpoint.read_only;
   if (continues && !found->owner.job_hash.empty() && found->owner.job_hash != hash) {
     return absl::InvalidArgumentError(absl::StrCat(

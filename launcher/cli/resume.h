@@ -1,5 +1,5 @@
-// What a new launch does about checkpoints that are already in the job's directory: say what it resumes,
-// and refuse to continue another job's without being told to.
+// Decides what a new launch does about checkpoints that are already in the job's directory: it says what it
+// resumes, and refuses to continue another job's without being told to.
 #pragma once
 #include <string>
 #include <vector>

@@ -62,7 +62,7 @@ Screen::~Screen() {
 
 bool Screen::Above(const std::string& text) {
   std::string out;
-  // Behind Ctrl-Z and `fg` what the shell said stands below the block, which is left where it is.
+  // After Ctrl-Z and `fg` the output of the shell stands below the block, which is left where it is.
   const int continued = TimesContinued();
   if (std::exchange(continued_, continued) != continued) block_.clear();
   if (!block_.empty()) absl::StrAppend(&out, "\x1b[", block_.size(), "A\r\x1b[J");

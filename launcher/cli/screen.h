@@ -1,4 +1,4 @@
-// What `launch` and `attach` show. On a terminal: rank output scrolls, a block of status lines stays
+// The output of `launch` and `attach`. On a terminal: rank output scrolls, a block of status lines stays
 // below it. Otherwise: rank output on stdout, gtrain's own lines on stderr.
 #pragma once
 #include <string>
@@ -23,11 +23,12 @@ class Screen {
   Screen& operator=(const Screen&) = delete;
 
   bool terminal() const { return terminal_; }
-  // Of ranks; already safe. `unfinished`, lines that are still being written, are shown on a terminal.
+  // Shows output of ranks, which is already safe. `unfinished`, lines that are still being written, are shown
+  // on a terminal.
   bool Output(const std::vector<RankOutput::Piece>& pieces, std::vector<std::string> unfinished);
   bool Say(const std::string& line, Tone tone = Tone::kNews);  // of gtrain
-  // At most four times a second on a terminal; elsewhere a progress line every five seconds when the step
-  // moved.
+  // Draws at most four times a second on a terminal; elsewhere it writes a progress line every five seconds
+  // when the step moved.
   bool Update(const JobDoc& job, const std::string& hint, Instant now);
 
  private:

@@ -61,7 +61,7 @@ absl::StatusOr<json> ParseObject(absl::string_view text) {
   return root;
 }
 
-// For people, in the order in which they are shown.
+// Reads the notes for people, in the order in which they are shown.
 std::vector<std::string> ReadNotes(const json& job) {
   std::vector<std::string> notes;
   for (const auto& [key, words] : {std::pair{"progress", ""},

@@ -1,5 +1,5 @@
 // The head's documents about jobs, read into plain values; docs/protocols/control-plane.md gives their shape.
-// What is missing or of another type is left at its default: a newer head may say more or less.
+// A field that is missing or of another type is left at its default: a newer head may say more or less.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -24,7 +24,7 @@ struct FaultDoc {
   std::string message;
   std::string tail;  // what the rank wrote last
 };
-// Of a tail, the lines that are shown beside the fault: the last ten that are not empty.
+// The lines of a tail that are shown beside the fault: the last ten that are not empty.
 std::vector<std::string> LastLines(const std::string& tail);
 
 // Whether a job in this state, as documents name it, has ended for good.
@@ -105,10 +105,10 @@ absl::StatusOr<JobDoc> ParseJobDoc(absl::string_view json);
 absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view json);
 absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view json);
 
-// Of JobDoc::restore, what whoever launched should know; empty: training begins anew.
+// The part of JobDoc::restore that the user who launched should know; empty: training begins anew.
 std::string RestoreNews(absl::string_view restore);
 
-// "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", what is known of it.
+// Prints "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", as far as it is known.
 std::string PrintProgress(const JobDoc& job);
 
 // "16:04:12", with the day if it is not today's.

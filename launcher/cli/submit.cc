@@ -39,8 +39,8 @@ namespace {
 
 constexpr size_t kEnvBytesMax = 512 << 10;
 
-// What a rank must not inherit: what gtrain sets itself, and what would make it part of another launcher's
-// job.
+// Variables that a rank must not inherit: those that gtrain sets itself, and those that would make it part of
+// another launcher's job.
 bool NeverInherited(absl::string_view name) {
   static const std::set<absl::string_view> kNames = {"RANK",        "LOCAL_RANK",
                                                      "WORLD_SIZE",  "LOCAL_WORLD_SIZE",
@@ -90,7 +90,7 @@ absl::StatusOr<Inherited> InheritedEnv(const spec::JobSpec& spec, bool local) {
   return out;
 }
 
-// Of a job on one machine, how many ranks it needs at least.
+// The least number of ranks that a job on one machine needs.
 size_t RanksHere(const spec::JobSpec& spec) {
   if (!spec.nodes) return static_cast<size_t>(spec.ranks.value_or(spec::Range{}).min);
   return static_cast<size_t>(spec.ranks_per_node.value_or(1));
@@ -158,7 +158,7 @@ absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& s
   if (!reply->ok) {
     const auto code = static_cast<absl::StatusCode>(reply->code);
     *refused = true;
-    // Of a launch: refused, and nothing was started.
+    // The launch was refused, and nothing was started.
     const bool for_good = code == absl::StatusCode::kFailedPrecondition ||
                           code == absl::StatusCode::kPermissionDenied ||
                           code == absl::StatusCode::kResourceExhausted;

@@ -18,8 +18,8 @@ struct Target {
   JobDoc job;
 };
 
-// What the head would not even read as an id is InvalidArgument, before anybody is asked: `what` is what the
-// word should be, `lists` the command that shows those there are.
+// InvalidArgument for a word that the head would not even read as an id, before the head is asked: `what`
+// says what the word should be, `lists` is the command that lists the existing ones.
 absl::Status CheckId(absl::string_view word, absl::string_view what, absl::string_view lists);
 // CheckId of the JOB of a verb that takes one. A run directory, which has a / in it, and none at all pass.
 absl::Status CheckJobWord(const Verb& verb, const Args& args);
@@ -27,7 +27,7 @@ absl::Status CheckJobWord(const Verb& verb, const Args& args);
 // The first word of `args` names the job; without one it is the only live one.
 absl::StatusOr<Target> FindTarget(const Args& args);
 
-// As FindTarget, for verbs that need running ranks: FailedPrecondition when the job is over.
+// Like FindTarget, for verbs that need running ranks: FailedPrecondition when the job is over.
 absl::StatusOr<Target> FindLiveTarget(const Args& args);
 
 // "train-3 is over: SUCCEEDED"

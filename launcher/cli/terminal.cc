@@ -189,7 +189,8 @@ bool Printed() { return g_printed; }
 
 void Complain(absl::string_view message, Tone tone) {
   if (tone == Tone::kBad) NoteError(std::string(message));
-  // Whoever made it up: a name in it may be of a file, of another user or typed.
+  // A name in the message may come from a file, from another user or from the keyboard, so it is made safe
+  // here.
   const std::string line = OwnLine(SafeLines(message, ""), tone, STDERR_FILENO);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
@@ -207,10 +208,12 @@ bool IsPipe(int fd) {
   return fstat(fd, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
 }
 
-// A write to a slow terminal or pipe returns when it has taken everything, minutes later. In pieces, a Ctrl-C
-// is looked at in between; what is left then is not shown. The errno of a failed write, else 0.
+// Prints in pieces. A write to a slow terminal or pipe returns when it has taken everything, minutes later;
+// between pieces a Ctrl-C is looked at, and then the rest is not shown. Returns the errno of a failed write,
+// else 0.
 int PrintInPieces(absl::string_view text) {
-  // What takes something takes that much at once: a pipe that is ready has room for PIPE_BUF (pipe(7)).
+  // A descriptor that is ready takes so many bytes at once: a pipe that is ready has room for PIPE_BUF
+  // (pipe(7)).
   const bool terminal = IsTerminal(STDOUT_FILENO);
   const size_t piece = terminal ? 256 : PIPE_BUF;
   constexpr int kLookMs = 50;
@@ -218,7 +221,7 @@ int PrintInPieces(absl::string_view text) {
   const Instant start = clock.Now();
   while (!text.empty()) {
     const int64_t limit = g_print_ms;
-    // What is read as fast as it comes, by `tee`, is not cut.
+    // Output that is read as fast as it comes, by `tee`, is not cut.
     pollfd out{STDOUT_FILENO, POLLOUT, 0};
     const bool ready = poll(&out, 1, 0) > 0;
     if ((terminal || !ready) && g_ends > 0) break;

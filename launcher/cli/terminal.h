@@ -1,4 +1,4 @@
-// What the command line needs of a terminal: safe text, its size, and signals as a descriptor.
+// The command line's use of a terminal: safe text, its size, and signals as a descriptor.
 #pragma once
 #include <string>
 #include <vector>
@@ -24,13 +24,13 @@ struct TerminalSize {
   int columns = 80;
 };
 bool IsTerminal(int fd);
-// Also knows cursor codes: TERM is not dumb.
+// True for a terminal that knows cursor codes: TERM is not dumb.
 bool CanRedraw(int fd);
 TerminalSize SizeOfTerminal(int fd);
-// InvalidArgument where stdin is none, for -t of `verb`.
+// InvalidArgument where stdin is no terminal, for -t of `verb`.
 absl::Status CheckTerminal(absl::string_view verb);
 
-// What --color says; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
+// The values of --color; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
 enum class Colour { kAuto, kAlways, kNever };
 void SetColour(Colour colour);
 
@@ -46,16 +46,16 @@ std::string OwnLine(absl::string_view line, Tone tone, int fd);
 
 // Prints "gtrain: message" to stderr.
 void Complain(absl::string_view message, Tone tone = Tone::kNews);
-// What was reported as an error so far, a line each, for who asked for JSON.
+// The errors that were reported so far, a line each, for the document of --json.
 const std::vector<std::string>& Errors();
 // Notes a line as an error that was shown already.
 void NoteError(std::string line);
 
 // Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main), or it takes no more.
 bool Print(absl::string_view text);
-// On a terminal a long text is given up, with a mark that says how much is missing, when a signal that a
-// SignalPipe has for its owner came meanwhile, and after this long, which is for texts that are not worth
-// more.
+// Bounds the printing of a long text on a terminal: it is given up, with a mark that says how much is
+// missing, when a signal that a SignalPipe has for its owner came meanwhile, and after this long, which is
+// for texts that are not worth more.
 void BoundPrint(absl::Duration longest);
 // Whether anything was written to stdout.
 bool Printed();
@@ -63,7 +63,7 @@ bool Printed();
 int OutputError();
 
 // From now on the `presses`th Ctrl-C prints "gtrain: " and `line` (a literal) and ends the program with 130,
-// until a SignalPipe is made. That one gets those which came before.
+// until a SignalPipe is made, which also gets earlier signals.
 void EndOnCtrlC(int presses, const char* line);
 
 // SIGINT, SIGTERM, SIGHUP as readable bytes of a pipe, from construction to destruction. One at a time.
@@ -77,7 +77,7 @@ class SignalPipe {
   int fd() const { return read_fd_; }
   // The next signal that came, 0 if none. Never blocks.
   int Next();
-  // From now on SIGWINCH, too.
+  // Reports SIGWINCH, too, from now on.
   void AlsoWindowSize();
   // The program ends now: further Ctrl-C does not spoil its exit code.
   void IgnoreCtrlC() { ignores_ctrl_c_ = true; }

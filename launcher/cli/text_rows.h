@@ -1,5 +1,5 @@
-// What a stream of text shows where a terminal shows it. The program's carriage returns, colours and, if it
-// has the terminal to itself, cursor movements are carried out here, on rows of characters: no byte of its
+// The rows that a terminal shows of a stream of text. The program's carriage returns, colours and, if it has
+// the terminal to itself, cursor movements are carried out here, on rows of characters: no byte of its
 // control codes reaches the user's terminal, only colours written anew (fault P9).
 #pragma once
 #include <cstdint>

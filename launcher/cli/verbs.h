@@ -41,7 +41,7 @@ Verb LocalWatchVerb();
 Verb VersionVerb();
 Verb CompletionVerb();
 
-// In the order in which help shows them.
+// Lists the verbs in the order in which help shows them.
 std::vector<Verb> AllVerbs();
 
 // Prints a failed status and gives the exit code: 2 for InvalidArgument, 1 otherwise.

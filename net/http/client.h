@@ -1,7 +1,8 @@
 // One HTTP exchange: bounded in time and bytes, no proxy surprises, no redirects (S12, S13).
 //
-// Who talks HTTP all the time links the client (curl_client.h); a program that seldom does, like an agent,
-// loads it when it is needed (LoadClient), so that every other start goes without libcurl and its libraries.
+// A program that uses HTTP all the time links the client (curl_client.h); a program that seldom does, like an
+// agent, loads it when it is needed (LoadClient), so that every other start goes without libcurl and its
+// libraries.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -46,11 +47,11 @@ class Client {
   virtual absl::StatusOr<Reply> Do(const Request& request) = 0;
 };
 
-// The one of libgtrain_http.so (or $GTRAIN_HTTP_MODULE). NotFound: this gtrain was built or installed without
-// it.
+// Loads the client of libgtrain_http.so (or $GTRAIN_HTTP_MODULE). NotFound: this gtrain was built or
+// installed without it.
 absl::StatusOr<std::unique_ptr<Client>> LoadClient();
 
-// What that file shows. Built together with its loader; the number catches a stray one.
+// The entry of libgtrain_http.so. Built together with its loader; the number catches a stray library.
 inline constexpr uint32_t kModuleAbi = 1;
 inline constexpr char kModuleEntry[] = "gtrain_http_module";
 struct Module {

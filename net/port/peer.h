@@ -1,4 +1,4 @@
-// Who may be at the other end of a connection of the control plane.
+// The peers at the other end of a connection of the control plane.
 #pragma once
 #include <compare>
 #include <string>
@@ -8,7 +8,7 @@ namespace gtrain::net {
 // kJoin: the one-use key inside a join token; it may send AgentJoin and nothing else.
 enum class Role { kAdmin, kUser, kNode, kReadOnly, kJoin };
 
-// Who is at the other end of a connection, from its CURVE key.
+// The peer at the other end of a connection, according to its CURVE key.
 struct Peer {
   Role role = Role::kReadOnly;
   std::string key_id;  // 16 hex digits of the key's hash: a NodeId for nodes, a ClientId otherwise

@@ -51,8 +51,8 @@ class ClientTransport {
   // the connection lives. InvalidArgument: too long.
   virtual absl::Status Send(absl::string_view payload) = 0;
   virtual std::optional<std::string> Receive() = 0;
-  // Each lost connection shows as false at least once, however fast the next one came, so whoever greets
-  // after every change to true greets on every connection.
+  // Each lost connection shows as false at least once, however fast the next one came, so a peer that says
+  // hello after every change to true does so on every connection.
   virtual bool Connected() const = 0;
   virtual int PollFd() const = 0;
 };

@@ -47,8 +47,8 @@ constexpr int kBadHandshakesMeanRefused = 3;  // one may be a server that is jus
 
 namespace {
 
-// `value` is the errno of the end of a handshake. Who refuses ends the connection; of a server that stands
-// still the kernel takes it, and the handshake only runs out of time.
+// `value` is the errno of the end of a handshake. A server that refuses ends the connection; when a server
+// stands still the kernel accepts the connection, and the handshake only runs out of time.
 bool EndedByServer(uint32_t value) { return value == EPIPE || value == ECONNRESET; }
 
 }  // namespace

@@ -45,9 +45,9 @@ class ZmqClient final : public port::ClientTransport {
 
   absl::Status Send(absl::string_view payload) override;
   std::optional<std::string> Receive() override;
-  // Each lost connection shows as false at least once, however fast the next one came: so whoever
-  // greets after every false-to-true change greets on every connection.
-  // PollFd() stays readable until a change has been told here.
+  // Each lost connection shows as false at least once, however fast the next one came, so a peer that says
+  // hello after every change to true does so on every connection. PollFd() stays readable until a change was
+  // returned here.
   bool Connected() const override;
   int PollFd() const override;
 

@@ -1,4 +1,4 @@
-// What may come in: the frames of one message as the socket gave them, and who is allowed to have sent them.
+// Admission of messages: the frames of one message as the socket gave them, and the keys that may send them.
 // No ZeroMQ here, so tests and the fuzzer use the very function the server uses.
 #pragma once
 #include <optional>

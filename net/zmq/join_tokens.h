@@ -41,7 +41,7 @@ class JoinTokens {
   // ResourceExhausted at 1000 live tokens.
   absl::Status Add(absl::string_view public_key, int uses, absl::Duration life, const std::string& by,
                    const BootTime& now);
-  // In memory: Save makes it last. A node that spent it may repeat that: its answer was lost.
+  // Spends a token in memory: Save makes it last. A node that spent it may do so again: its answer was lost.
   // PermissionDenied says what is wrong with the token.
   absl::Status Spend(const std::string& id, const std::string& node, const BootTime& now);
   absl::Status Save() const;  // durable when it returns

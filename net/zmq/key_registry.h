@@ -34,7 +34,7 @@ std::string NameOf(const AllowedKey& key);  // first word of the comment
 
 class KeyRegistry {
  public:
-  // Replaces the lasting keys; join keys stay. Whoever is missing now is refused from now on, on
+  // Replaces the lasting keys; join keys stay. A key that is missing now is refused from now on, on
   // connections that are already open too.
   void Replace(const std::vector<AllowedKey>& keys);
   // Replace(ReadAllowedKeys(path)) if the file's stamp changed since the last call. A file that cannot be
@@ -43,7 +43,7 @@ class KeyRegistry {
 
   // Replaces the keys of join tokens: role kJoin until the time beside the key id.
   void ReplaceJoinKeys(std::map<std::string, Instant, std::less<>> expires);
-  // From now on nobody, before the file says so.
+  // Lets no one in with this key from now on, before the file says so.
   void Drop(absl::string_view key_id);
 
   std::optional<Peer> PeerOf(absl::string_view key_id, Instant now) const;

@@ -25,7 +25,7 @@ std::string RandomHex(int bytes);
 // BLAKE2b-256 in hex; `b2sum -l 256` prints the same.
 std::string Digest(absl::string_view bytes);
 
-// What only the holder of `keys` can say about `text`; 64 hex digits.
+// Returns a text that only the holder of `keys` can make of `text`; 64 hex digits.
 std::string Proof(const KeyPair& keys, absl::string_view text);
 
 // Mode 0600, durable, replaces atomically.
@@ -39,8 +39,8 @@ absl::StatusOr<KeyPair> LoadOrMakeKeyPair(const std::string& path);
 // PermissionDenied unless `path` belongs to this user or root and has none of the mode bits `forbidden`.
 absl::Status CheckOwnedFile(const std::string& path, int forbidden);
 
-// What a new node needs to join: where, the head's key to expect there, and the secret of a key that the
-// head lets send one AgentJoin. Printed as "host:port,<64 hex>,<64 hex>": no character a shell minds.
+// Everything that a new node needs to join: the head's address and public key, and the secret of a key that
+// the head lets send one AgentJoin. Printed as "host:port,<64 hex>,<64 hex>": no character a shell minds.
 struct JoinToken {
   std::string endpoint;  // "host:port"
   std::string head_public_key;
@@ -50,7 +50,7 @@ std::string PrintJoinToken(const JoinToken& token);
 absl::StatusOr<JoinToken> ParseJoinToken(absl::string_view text);
 absl::StatusOr<KeyPair> KeyPairOfSecret(absl::string_view secret_z85);
 
-// The same of 64 hex digits.
+// The pair of a secret key in 64 hex digits.
 absl::StatusOr<KeyPair> KeyPairOfHex(absl::string_view secret_hex);
 
 absl::string_view RoleName(Role role);  // "admin", "user", "node", "readonly", "join"

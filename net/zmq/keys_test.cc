@@ -124,8 +124,8 @@ TEST(KeyRegistry, ReloadFollowsTheFileAndKeepsTheOldKeysOnErrors) {
   EXPECT_EQ(ReadAllowedKeys(path).status().code(), absl::StatusCode::kPermissionDenied);
 }
 
-// X4: a list that was refused for its mode is taken when that was put right, as the error says: whoever was
-// taken out of it kept every right.
+// X4: a list that was refused for its mode is taken when that was put right, as the error says: a key that
+// was taken out of it kept every right before.
 TEST(KeyRegistry, AModeThatWasPutRightIsNoticed_X4) {
   const std::string path = TestFolder() + "/authorized";
   const KeyPair a = MakeKeyPair();
@@ -142,7 +142,7 @@ TEST(KeyRegistry, AModeThatWasPutRightIsNoticed_X4) {
   EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), std::nullopt);
 }
 
-// What could not be read just now is read later, whether it has changed or not.
+// A list that could not be read just now is read later, whether it has changed or not.
 TEST(KeyRegistry, AReadThatFailedIsTriedAgain) {
   const std::string path = TestFolder() + "/authorized";
   const KeyPair a = MakeKeyPair();

@@ -1,4 +1,5 @@
-// Who listens on a port: the socket's inode from /proc/net/tcp{,6}, then the process that holds it.
+// Finds the process that listens on a port: the socket's inode from /proc/net/tcp{,6}, then the process that
+// holds it.
 #include <dirent.h>
 #include <unistd.h>
 

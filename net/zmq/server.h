@@ -29,9 +29,9 @@ struct ServerOptions {
   int queue_messages_max = 10'000;  // a peer, each way
   absl::Duration handshake_limit = absl::Seconds(5);
   int connections_per_address_max = 4096;  // further ones are closed at once (fault B4)
-  // Of all addresses together, likewise. Whatever it says, up to 2,048 descriptors of the process, or half of
-  // them, are left to its own files: strangers with many addresses must not end a head whose store opens its
-  // next one.
+  // The limit of all addresses together; further connections are closed at once, too. Whatever it says, up to
+  // 2,048 descriptors of the process, or half of them, are left to its own files: strangers with many
+  // addresses must not end a head whose store opens its next file.
   int connections_max = 1 << 20;
 };
 
@@ -58,7 +58,7 @@ class ZmqServer final : public port::ServerTransport {
   std::optional<port::Received> Receive() override;
   int PollFd() const override;
 
-  // What was bound, "127.0.0.1:43211", in the order of ServerOptions::listen.
+  // The addresses that were bound, "127.0.0.1:43211", in the order of ServerOptions::listen.
   const std::vector<std::string>& endpoints() const;
   ServerCounters counters() const;
 

@@ -1,7 +1,6 @@
 // The agent's shell: one thread that polls the head's connection and the keepers, steps AgentCore and
-// performs its effects in order. Everything that decides is in the core. What touches the directories and
-// files of a job, or asks for the address of a name, may take for ever and is done beside the loop
-// (job_files.h).
+// performs its effects in order. All decisions are in the core. Work that touches the directories and files
+// of a job, or asks for the address of a name, may take for ever and is done beside the loop (job_files.h).
 #include "runtime/agent/agent.h"
 
 #include <poll.h>
@@ -149,7 +148,7 @@ class Agent {
   std::unique_ptr<NoticeWatch> notices_;  // null: nobody is asked
   JobFiles files_;
   core::KeeperOrder order_;
-  // Of the grant that is stepped: what Prepare found.
+  // The results of Prepare for the grant that is stepped.
   std::map<std::string, absl::StatusOr<std::string>> secrets_;  // by file
   absl::Status made_;                                           // its run directory
   std::set<JobId> refused_;  // jobs whose run directory was not theirs when they were to start last
@@ -181,7 +180,7 @@ absl::Status Agent::Lock() {
   return absl::OkStatus();
 }
 
-// Who we are and where the head is: what the command line says, else what an earlier join wrote down.
+// Finds this node's identity and the head: from the command line, else from the file of an earlier join.
 absl::Status Agent::Join() {
   GT_ASSIGN_OR_RETURN(keys_, net::LoadOrMakeKeyPair(options_.state_dir + "/node.key"));
   node_ = NodeId(net::KeyId(keys_.public_key));
@@ -315,7 +314,7 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
   return config;
 }
 
-// On the port of the agent before, if it is free: ranks that run know that one.
+// Listens on the port of the agent before, if it is free: ranks that run know that one.
 void Agent::StartNearServer() {
   const std::string path = options_.state_dir + "/near-port";
   const std::string& address = options_.address;
@@ -356,7 +355,8 @@ absl::Status Agent::Prepare() {
   next_complaint_ = clock_.Now() + kComplainEvery;
   needed_at_ = clock_.Now();
   GT_ASSIGN_OR_RETURN(notices_, WatchNotices(options_.notices));
-  // What the keepers hold must be in the first hello, and what a dead keeper left must be gone before it.
+  // The generations of the keepers must be in the first hello, and the leftovers of a dead keeper must be
+  // gone before it.
   const Instant deadline = clock_.Now() + kAdoptPatience;
   while (keepers_->busy() && clock_.Now() < deadline) Turn();
   for (int i = 0; living > 0 && i < 5; ++i) Turn();
@@ -382,8 +382,8 @@ absl::Status Agent::Serve() {
   return leave_->ok() ? gone : *leave_;
 }
 
-// What the head ordered is heard by the keepers, whatever ends this agent next: a stop in particular, which
-// nobody might repeat.
+// Makes sure that the keepers hear the head's orders, whatever ends this agent next: a stop in particular,
+// which might not be repeated.
 void Agent::TellKeepers() {
   const Instant deadline = clock_.Now() + kFarewellPatience;
   while (keepers_->unsent() && clock_.Now() < deadline) {
@@ -489,8 +489,8 @@ void Agent::WatchConnection() {
   LogWarning("no connection to the head at ", membership_.endpoint, why.ok() ? "" : ": ", why.message());
 }
 
-// The head may have moved to another of the addresses in the file, which a person may change meanwhile.
-// Whoever answers proves the head's key.
+// The head may have moved to another of the addresses in the file, which a person may change meanwhile. A
+// head that answers proves its key.
 void Agent::LookElsewhere() {
   if (!HasMembership()) return;
   const Instant now = clock_.Now();
@@ -543,8 +543,8 @@ void Agent::RememberWhereItIs() {
 }
 
 // A key that was revoked while the agent was away gets no other answer than this. It may also be about to be
-// put on the list, and whoever sits between could feign it: hence the patience, and ranks are left to their
-// keepers.
+// put on the list, and a machine in between could feign the answer: hence the patience, and ranks are left to
+// their keepers.
 void Agent::GiveUpIfRefused() {
   if (zmq_ == nullptr || connected_ || !zmq_->KeyRefused()) return refused_since_.reset();
   if (!refused_since_) refused_since_ = clock_.Now();
@@ -571,7 +571,7 @@ void Agent::LookAfterStateDir() {
       node_.value, ") forgotten with `gtrain node revoke`"));
 }
 
-// The head may be known by a name, and whoever knows its address may not answer.
+// The head may be known by a name, and the name server may not answer.
 void Agent::SayHeadUp() {
   order_.Connected();
   if (!options_.address.empty()) return Step(core::HeadUp{options_.address});

@@ -38,8 +38,8 @@ struct AgentOptions {
   NoticeOptions notices;  // of the machine's cloud; off by default
   int fake_gpus = 0;      // tests: pretend that many GPUs instead of asking the driver
   int cpus = 0;           // 0 = those this process may use
-  // What copies of checkpoints may take, in memory and in each folder that jobs name; unset: a quarter of the
-  // machine's memory; 0: none are kept.
+  // The most that copies of checkpoints may take, in memory and in each folder that jobs name; unset: a
+  // quarter of the machine's memory; 0: none are kept.
   std::optional<uint64_t> near_bytes_max;
   bool share_copies = true;   // of checkpoints, with other machines of a job; the local cluster has none
   std::string keeper_binary;  // empty = gtrain-keeper beside this program

@@ -451,7 +451,8 @@ TEST(Node, ARunDirectoryIsOfOneJob) {
   EXPECT_TRUE(MakeRunDir(grant, cluster, b, true).ok()) << "another machine with the same directory";
   EXPECT_TRUE(CheckRunDirOfLog(log(0), cluster, grant.job).ok());
 
-  // The same number of a cluster whose name begins alike; and a cluster that lost what it knew.
+  // The same job number comes from a cluster whose name begins alike, and from a cluster that lost its
+  // records.
   EXPECT_TRUE(absl::IsFailedPrecondition(MakeRunDir(grant, ClusterId("c2"), a, false)));
   EXPECT_TRUE(absl::IsFailedPrecondition(CheckRunDirOfLog(log(0), ClusterId("c2"), grant.job)));
   core::GenerationGrant again = grant;
@@ -530,7 +531,7 @@ TEST(RootMayRunRanks, OnlyLocallyInAContainerOrWhenTold) {  // X7
   EXPECT_THAT(std::string(refused.message()), HasSubstr("or say --allow-root"));
 }
 
-// As root: the process tests again as `nobody`, without control groups.
+// Run as root, the process tests again as `nobody`, without control groups.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
   const std::string area = TestFolder();

@@ -1,7 +1,7 @@
-// What an agent does in the directories of jobs, off its loop: a file system that stands still holds up the
-// one job whose it is, and not the node (fault P8). Loop-owned: one thread calls everything.
+// Work of an agent in the directories of jobs, off its loop: a file system that stands still holds up the one
+// job that uses it, and not the node (fault P8). Loop-owned: one thread calls everything.
 //
-// Each job has a thread while something of it waits, so work of one job keeps its order and that of another
+// Each job has a thread while some of its work waits, so work of one job keeps its order and that of another
 // never waits for it. A thread that is stuck costs its memory and is left behind at the end. At n ranks a
 // node has a few jobs at a time; kJobsMax bounds them.
 #pragma once
@@ -22,13 +22,13 @@ class JobFiles {
   JobFiles();
   ~JobFiles();  // what is stuck is left behind after a moment
 
-  // Runs `work` behind what was posted for the job before; it may block and must own all it touches. What it
-  // returns comes out of Take. False: too much waits already, and `work` is not kept.
+  // Runs `work` behind the earlier work of the job; it may block and must own all it touches. Take returns
+  // its result. False: too much waits already, and `work` is not kept.
   bool Post(const JobId& job, std::function<Done()> work);
-  // Something that was posted for the job has not come out of Take.
+  // True while some work of the job has not come out of Take.
   bool Waits(const JobId& job) const { return threads_.contains(job); }
   bool idle() const { return threads_.empty(); }  // nothing of any job waits
-  // What has ended, in the order of each job.
+  // Returns the results of finished work, in the order of each job.
   std::vector<Done> Take();
   int fd() const;  // readable when Take has something
 

@@ -31,7 +31,7 @@ class KeeperSet {
   // dropped.
   void Send(const JobId& job, const keeper::Command& command, Instant now);
 
-  // What arrived since the last call, as events for the core.
+  // Returns what arrived since the last call, as events for the core.
   std::vector<core::AgentEvent> Poll(Instant now);
 
   void AddPollFds(std::vector<pollfd>* fds) const;

@@ -14,21 +14,21 @@ struct Membership {
   std::string endpoint, head_public_key;
   ClusterId cluster;
   std::vector<std::string> others;  // where the head may be, too, if it is not at `endpoint`
-  // What stands among the addresses of the file and is none. It is left there for whoever wrote it to mend.
+  // Entries among the addresses of the file that are no addresses. They stay there, for a person to correct.
   std::vector<std::string> bad;
 
-  // Looked at first from now on.
+  // Makes `first` the first address to try from now on.
   void Prefer(const std::string& first);
-  // Those to try, in their order, `endpoint` first.
+  // The addresses to try, in their order, `endpoint` first.
   std::vector<std::string> Addresses() const;
-  // Those to try after `here`, in the order of the file, once around, without `here`.
+  // The addresses to try after `here`, in the order of the file, once around, without `here`.
   std::vector<std::string> After(absl::string_view here) const;
-  // What is said of `bad`; empty: there is none.
+  // A warning about `bad`; empty: there is none.
   std::string Warning(absl::string_view path) const;
 };
 
 std::string MembershipPath(const std::string& state_dir);
-// Empty where the file is not there or cannot be understood; what it says of addresses is sorted into those
+// Loads the file. Empty where it is not there or cannot be understood; its addresses are sorted into those
 // that could be a head's and those that could not.
 Membership LoadMembership(const std::string& state_dir);
 absl::Status SaveMembership(const std::string& state_dir, const Membership& membership);

@@ -142,7 +142,7 @@ std::vector<int> ProbeFreePorts(int count, Rng* rng) {
 }
 
 RankRoom RoomForRanks() {
-  // Of the keeper, for a rank: two pipes and their log files, a connection, a report.
+  // The files of the keeper for a rank: two pipes and their log files, a connection, a report.
   constexpr int64_t kFilesOfRank = 6, kFilesOfKeeper = 64;
   constexpr int64_t kBytesOfRank = int64_t{4} << 20;  // process, pipes, what is kept of its output
   RankRoom room{keeper::kRanksMax, absl::StrCat("a keeper serves at most ", keeper::kRanksMax)};

@@ -157,7 +157,7 @@ class Azure final : public NoticeSource {
   bool answered_ = false;
 };
 
-// For every other way a machine is announced to go: a script writes the seconds that are left.
+// Serves every other way in which a machine is announced to go: a script writes the seconds that are left.
 class File final : public NoticeSource {
  public:
   explicit File(std::string path) : path_(std::move(path)) {}

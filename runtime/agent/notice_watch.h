@@ -27,8 +27,8 @@ struct NoticeOptions {
 class NoticeSource {
  public:
   virtual ~NoticeSource() = default;
-  // What is said now; kNone: nothing. An error is neither: not reachable, or not an answer of this cloud
-  // (B12).
+  // Returns the current notice; kNone: none. An error is neither: not reachable, or not an answer of this
+  // cloud (B12).
   virtual absl::StatusOr<core::NodeNotice> Poll() = 0;
 };
 

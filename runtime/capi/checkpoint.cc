@@ -120,7 +120,7 @@ absl::Status LocalBoxTo(const int64_t* shape, int dimensions, const gtrain_shard
   return absl::OkStatus();
 }
 
-// What every function that registers is given.
+// Checks the arguments of every function that registers.
 absl::Status CheckEntry(gtrain_checkpointer* handle, const char* name) {
   GT_RETURN_IF_ERROR(CheckHandle(handle));
   return name == nullptr ? absl::InvalidArgumentError("the name is NULL") : absl::OkStatus();

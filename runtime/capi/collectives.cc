@@ -35,7 +35,7 @@ absl::Status HostMemoryAlone() {
   return absl::UnimplementedError("`stream` must be NULL: collectives work on host memory only");
 }
 
-// Behind what is queued, without waiting for it.
+// Queues the abort behind the calls that wait, and does not wait for them.
 void Abort(gtrain_communicator* comm, const absl::Status& why) {
   if (comm->size == 1) return;  // nobody waits, and the communicator stays usable
   (void)comm->queue->StartForSure([c = comm->comm.get(), why] {
@@ -100,7 +100,7 @@ absl::Status Split(gtrain_communicator* comm, int color, int key, gtrain_communi
   return absl::OkStatus();
 }
 
-// What rank 0 has heard, on all ranks.
+// Broadcasts to all ranks whether rank 0 has heard of a stop.
 absl::Status StopAgreed(gtrain_communicator* comm, int* out) {
   GT_RETURN_IF_ERROR(CheckHandle(comm));
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
@@ -110,7 +110,7 @@ absl::Status StopAgreed(gtrain_communicator* comm, int* out) {
   return absl::OkStatus();
 }
 
-// Of one rank's blocks for all, each of `count`.
+// Checks one rank's blocks for all ranks, each of `count`.
 absl::Status CheckBlocks(const gtrain_communicator* comm, const void* data, size_t count, DType type) {
   if (count > SIZE_MAX / static_cast<size_t>(comm->size)) {
     return absl::InvalidArgumentError("the blocks of all ranks cannot be in memory");
@@ -323,7 +323,7 @@ gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, vo
   });
 }
 
-// As many arguments as an interface of C needs.
+// An interface of C needs so many arguments.
 // NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_reduce_scatter(gtrain_communicator* comm, const void* input, void* output, size_t count,
                                     gtrain_dtype dtype, gtrain_op op, void* stream, gtrain_request** out,

@@ -88,7 +88,7 @@ void TestWrongSizes(const Session& session) {
   CHECK(status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kUnavailable);
 }
 
-// What is made of a handle keeps what it needs.
+// Objects made from a handle keep what they need of it.
 void TestAnyOrder(const Session& joined, const std::string& folder) {
   std::optional<Communicator> comm = Communicator::Create(joined).value();
   std::optional<Communicator> part = comm->Split(0, comm->rank()).value();
@@ -144,7 +144,7 @@ void TestLazyCommit(const Session& session, const std::string& folder) {
   CHECK(checkpointer.LastCommitted() == 3);
 }
 
-// The step is the checkpoint's, and who has trained nothing since saves nothing.
+// The step is the checkpoint's, and a program that has trained nothing since saves nothing.
 void TestRestoredStep(const Session& session, const std::string& folder) {
   std::vector<double> weights(kElements);
   Checkpointer checkpointer = Checkpointer::Open(session, {.uri = folder, .every_steps = 2}).value();
@@ -197,7 +197,7 @@ std::vector<float> ReducedGradient(Reducer& reducer, const Communicator& comm, f
   return {gradient.begin(), gradient.end()};
 }
 
-// What top-k did not send goes on behind a restore, bit by bit.
+// The residual of top-k is restored with the checkpoint, bit by bit.
 void TestReducer(const Session& session, Communicator& comm, const std::string& folder) {
   ReducerOptions options{.compress_from = 1};
   options.compression = ParseCompression("topk density=0.01 warmup=0").value();
@@ -287,7 +287,7 @@ void TestSamples(const Session& session, const std::string& folder) {
   CHECK(Samples::Open(session, {.samples = 0}).status().code() == StatusCode::kInvalidArgument);
 }
 
-// What ranks share, or without an argument a folder of its own.
+// `shared` is the folder that ranks share; without it the test makes one of its own.
 int Run(const char* shared) {
   std::string folder = shared != nullptr ? shared : "cpp_test-XXXXXX";
   if (shared == nullptr) CHECK(mkdtemp(folder.data()) != nullptr);

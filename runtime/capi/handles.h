@@ -1,4 +1,4 @@
-// What stands behind the opaque handles of gtrain_c.h, and the frame that every call runs in.
+// The objects behind the opaque handles of gtrain_c.h, and the frame that every call runs in.
 #pragma once
 #include <sys/types.h>
 #include <unistd.h>
@@ -87,8 +87,8 @@ struct gtrain_compressed_mean {
 };
 
 namespace gtrain::capi {
-// Of version 1: {version, step, epoch, offset, samples, epochs, global_batch, seed, shuffle, drop_last}; only
-// zeros: nothing.
+// A block of version 1: {version, step, epoch, offset, samples, epochs, global_batch, seed, shuffle,
+// drop_last}; only zeros: nothing.
 using SampleBlock = std::array<int64_t, 10>;
 }  // namespace gtrain::capi
 
@@ -113,7 +113,7 @@ namespace gtrain::capi {
 
 gtrain_status Fill(const absl::Status& status, gtrain_error* error) noexcept;
 
-// Runs the body of one C function: what it throws becomes a status.
+// Runs the body of one C function: an exception becomes a status.
 template <typename Body>
 gtrain_status Call(gtrain_error* error, Body body) noexcept {
   try {

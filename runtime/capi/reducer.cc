@@ -155,7 +155,7 @@ absl::Status Finish(gtrain_reducer* reducer, gtrain_reduced_step* out) {
   return absl::OkStatus();
 }
 
-// On a communicator of its own, so that the one it is made from stays free for other calls.
+// Works on a communicator of its own, so that the one it is made from stays free for other calls.
 absl::Status CreateMean(gtrain_communicator* comm, const gtrain_compression* compression, size_t count,
                         const gtrain_gradient* tensors, size_t tensor_count, gtrain_compressed_mean** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");

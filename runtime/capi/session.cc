@@ -23,7 +23,7 @@ bool InForkedChild() {
 
 std::atomic<bool> log_is_ours{false};
 
-// Until somebody asks for log lines there are none: a library does not write to its host's stderr.
+// No log lines are written until the program asks for them: a library does not write to its host's stderr.
 void SilenceLogOnce() {
   if (!log_is_ours.exchange(true)) SetLogSink([](LogLevel, absl::string_view) {});
 }

@@ -25,7 +25,7 @@ std::string Here() {
   return name;
 }
 
-// Of a variable that should hold an absolute path and does not.
+// Says why a variable that should hold an absolute path cannot be used.
 std::string WhyUnusable(const char* name) {
   const char* value = std::getenv(name);
   if (value == nullptr) return "is not set";

@@ -30,8 +30,8 @@ void WaitReadable(int fd, absl::Duration limit) {
   (void)poll(&readable, 1, PollMs(limit));
 }
 
-// Of what changes nothing the head says this for one reason only: too many read at once. A person could do
-// nothing but ask again.
+// The head refuses a request that changes nothing in this way for one reason only: too many read at once. A
+// person could do nothing but ask again.
 bool IsBusy(const core::ClientReply& reply, const core::ClientRequest& request) {
   return !reply.ok && reply.code == static_cast<int>(absl::StatusCode::kResourceExhausted) &&
          !core::RuleOf(request.body).changes;

@@ -35,8 +35,8 @@ class ControlClient {
                                          absl::Duration waited = absl::ZeroDuration());
   absl::StatusOr<core::ClientReply> Call(core::ClientRequestBody body, absl::Duration timeout);
 
-  // The same for several requests that are under way together: one way there and back instead of one each.
-  // One answer a request, in order. An interrupt ends those that still wait.
+  // Makes several calls that are under way together: one way there and back instead of one each. One answer a
+  // request, in order. An interrupt ends those that still wait.
   std::vector<absl::StatusOr<core::ClientReply>> CallAll(std::vector<core::ClientRequest> requests,
                                                          absl::Duration timeout,
                                                          absl::Duration waited = absl::ZeroDuration());
@@ -64,7 +64,8 @@ class ControlClient {
   };
   explicit ControlClient(std::unique_ptr<ZmqClient> transport);
   void TakeReplies(std::vector<Waiting>* waiting, std::vector<absl::StatusOr<core::ClientReply>>* replies);
-  // Until the head or the interrupt says something, at most `limit`, or a step of the work aside was done.
+  // Waits until there is news from the head or the interrupt, at most `limit`, or a step of the work aside
+  // was done.
   absl::Status Wait(absl::Duration limit);
 
   std::unique_ptr<ZmqClient> transport_;

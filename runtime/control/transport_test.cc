@@ -356,7 +356,7 @@ TEST_F(Transport, NothingIsQueuedWithoutAConnection) {
   EXPECT_EQ(NextAtServer()->payload, "fresh");
 }
 
-// W9: a peer that does not read is an error for who sends, not a silent loss: what was accepted arrives,
+// W9: a peer that does not read is an error for the sender, not a silent loss: accepted messages arrive,
 // whole and in order, and nothing else does.
 TEST_F(Transport, SlowReaderLosesNothingThatWasAccepted_W9) {
   constexpr int kMost = 200'000;
@@ -397,8 +397,8 @@ TEST_F(Transport, SlowReaderLosesNothingThatWasAccepted_W9) {
   ExpectWorks(*client, node_);
 }
 
-// W10: who is connected is heard from its first message on, and hears the first answer. (What was said before
-// it came it asks for: ClientEvents, HeadCoreTest.EventsAreALongPoll_W10.)
+// W10: a connected peer is heard from its first message on, and hears the first answer. (It asks for earlier
+// events: ClientEvents, HeadCoreTest.EventsAreALongPoll_W10.)
 TEST_F(Transport, TheFirstMessageOfAConnectionArrives_W10) {
   for (int i = 0; i < 50; ++i) {
     auto client = Client(node_);
@@ -470,8 +470,8 @@ TEST_F(Transport, ARepeatedRequestKeepsItsId_H15) {
   EXPECT_TRUE(reply.ok()) << reply.status();
 }
 
-// A read that the head has no room for is asked again, and what is over is said when the time is; a change
-// that was refused was refused.
+// A read that the head has no room for is repeated, and its refusal is returned when the time is over; a
+// change that was refused stays refused.
 TEST_F(Transport, AReadThatWasRefusedIsAskedAgainAndAChangeIsNot) {
   auto control =
       *ControlClient::Connect({.endpoint = endpoint_, .server_public_key = head_.public_key, .keys = user_});

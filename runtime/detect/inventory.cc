@@ -91,8 +91,8 @@ std::vector<core::GpuInfo> AskDriver() {
   return gpus;
 }
 
-// Those that this process may run on, and no more than the quota of its container lets it use at the same
-// time.
+// The number of CPUs that this process may run on, and no more than the quota of its container lets it use at
+// the same time.
 int AllowedCpus() {
   cpu_set_t set;
   const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;

@@ -1,4 +1,5 @@
-// What this machine offers. Blocks on the driver for at most some seconds; call it at start, outside loops.
+// The inventory of this machine. Blocks on the driver for at most some seconds; call it at start, outside
+// loops.
 #pragma once
 #include <string>
 #include <vector>

@@ -180,7 +180,7 @@ absl::StatusOr<std::string> Access::Do(const core::ClientRevokeUser& request) {
   return OneLine(done);
 }
 
-// By id, or by the host name it joined with. Repeating it is harmless.
+// Finds the node by its id, or by the host name it joined with. Repeating it is harmless.
 absl::StatusOr<std::string> Access::Do(const core::ClientRevokeNode& request) {
   GT_ASSIGN_OR_RETURN(const std::vector<net::AllowedKey> keys,
                       net::ReadAllowedKeys(files_.authorized_path()));

@@ -26,7 +26,7 @@ class Access {
   absl::Status Load();
   absl::Status Refresh();
 
-  // The JSON of the answer. `endpoint`: where tokens say the head is. `by`: who asks.
+  // Returns the JSON of the answer. `endpoint` is the head's address in tokens, `by` the name of the client.
   absl::StatusOr<std::string> Answer(const core::ClientRequestBody& body, const std::string& endpoint,
                                      const std::string& by);
   struct Joiner {

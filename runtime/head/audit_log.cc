@@ -1,6 +1,6 @@
 // A line is hashed with BLAKE2b-256 as it stands in the file, without its newline, and the next line carries
-// the result: changing, dropping or inserting a line breaks the chain at the next one. Whoever can write the
-// files can also rewrite all that follows, and cut off the end; against that only a hash kept elsewhere
+// the result: changing, dropping or inserting a line breaks the chain at the next one. A person who can write
+// the files can also rewrite all that follows, and cut off the end; against that only a hash kept elsewhere
 // helps, which is why the newest one goes to the head's log and is printed by `gtrain audit --verify`.
 #include "runtime/head/audit_log.h"
 

@@ -23,7 +23,7 @@ class AuditLog {
   // DataLoss: the last line is whole but not one of ours; `gtrain audit --verify` says where it breaks.
   static absl::StatusOr<AuditLog> Open(const std::string& dir, uint64_t file_bytes_max = 16 << 20);
 
-  // On disk when it returns. After an error nothing more can be written: the head must stop.
+  // The lines are on disk when it returns. After an error nothing more can be written: the head must stop.
   absl::Status Append(const std::vector<core::AuditEntry>& entries, absl::Time now);
 
   uint64_t count() const { return count_; }
@@ -42,12 +42,13 @@ class AuditLog {
   std::string hash_;
 };
 
-// What verification found in the files of `dir`, oldest first.
+// The result of verifying the files of a directory, oldest first.
 struct AuditVerdict {
   uint64_t first = 0, last = 0;  // numbers of the lines that are there
   std::string hash;              // of the last: noted elsewhere, it proves that nothing before it was changed
 };
-// Every line, in order, to `each` (may be null). DataLoss names the file and line where the chain breaks.
+// Passes every line of the files in `dir`, in order, to `each` (may be null). DataLoss names the file and
+// line where the chain breaks.
 absl::StatusOr<AuditVerdict> ReadAudit(const std::string& dir, void (*each)(absl::string_view line));
 
 }  // namespace gtrain::head

@@ -47,7 +47,7 @@ constexpr char kDirVariable[] = "GTRAIN_TEST_HEAD_DIR";
 constexpr char kListenVariable[] = "GTRAIN_TEST_HEAD_LISTEN";
 constexpr char kFaultVariable[] = "GTRAIN_TEST_HEAD_FAULT";  // a file: once it is there, a sync fails
 
-// What HeadProcess runs: this program again, with only this test.
+// HeadProcess runs this program again, with only this test.
 TEST(HeadChild, Serve) {
   const char* dir = std::getenv(kDirVariable);
   if (dir == nullptr) GTEST_SKIP() << "only for HeadProcess";
@@ -309,7 +309,7 @@ TEST_F(HeadTest, AcknowledgedJobsSurviveKillNine) {
 }
 
 // A path of 4 KB of "{job}" passed the check before they were replaced, and made a record that no head could
-// read: none of the cluster's jobs came back. What is refused costs no number either.
+// read: none of the cluster's jobs came back. A refused launch uses up no job number either.
 TEST_F(HeadTest, WhatCouldNotBeReadBackIsRefused) {
   Start();
   std::string long_path = "/";
@@ -332,7 +332,7 @@ TEST_F(HeadTest, WhatCouldNotBeReadBackIsRefused) {
   EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 1u);
 }
 
-// As an older version may have written it.
+// An older version may have written such a record.
 TEST_F(HeadTest, ARecordThatCannotBeReadIsSetAsideByName) {
   Start();
   const JobId job = Submit();
@@ -477,7 +477,7 @@ TEST_F(HeadReadersTest, WhoReadsWithoutEndIsToldToWait) {
   EXPECT_EQ(Job(job_).at("state"), "RUNNING");  // whose turn is over may read again
 }
 
-// What the command line and others make of it: they ask again, and all get what they asked for.
+// The command line and other clients ask again when they are told to wait, and all get their answers.
 TEST_F(HeadReadersTest, WhoIsToldToWaitAsksAgain) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr int kRanks = 200;  // ten times slower
@@ -503,12 +503,12 @@ TEST_F(HeadReadersTest, LastWordsThatDidNotFitAreThereWhenTheNodeIsLost) {
   for (int rank = 0; rank < kRanks; ++rank)
     agent_->Send(core::LogTail{job_, {1}, rank, false, 1'000'000, text(rank)});
   ASSERT_TRUE(Eventually([&] { return access((dir_ + "/tails/1").c_str(), F_OK) == 0; }));
-  // Of one that was spilled, what came later.
+  // This piece of output comes after the older part of its tail was spilled.
   agent_->Send(core::LogTail{job_, {1}, 0, false, 1'000'006, " more\n", 1});
   ASSERT_TRUE(agent_->Expect<core::HeartbeatAck>().has_value());
   agent_.reset();
   std::vector<core::ClientRequest> requests;
-  // As `gtrain launch` does, at once.
+  // All ranks are asked for at once, as `gtrain launch` does.
   for (int rank = 0; rank < kRanks; ++rank)
     requests.push_back({.body = core::ClientLogs{.job = job_, .rank = rank}});
   const auto replies = client_->CallAll(requests, kPatience);
@@ -693,7 +693,7 @@ TEST_F(HeadTest, StrangersChangeOnlyACounter) {
   EXPECT_EQ(kill(head_->pid(), 0), 0);
 }
 
-// It was dropped, and whoever sent it waited for nothing and took the head for dead.
+// Such a request was dropped, and its client waited for nothing and took the head for dead.
 TEST_F(HeadTest, ARequestThatCannotBeReadIsAnswered) {
   Start();
   const auto reply = client_->Call(core::ClientStatus{JobId("a b")}, kPatience);

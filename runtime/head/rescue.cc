@@ -33,7 +33,8 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kEpochsSkipped = 1'000;
 constexpr int64_t kFirstClusters = 1'767'225'600;  // 2026-01-01: none is older
-// Of each file; the largest are the list of keys (16 MiB at most) and audit files, each begun anew at 16 MiB.
+// The limit of each file; the largest are the list of keys (16 MiB at most) and audit files, each begun anew
+// at 16 MiB.
 constexpr size_t kIdentityFileMax = 64 << 20;
 constexpr char kClusterFile[] = "cluster";
 
@@ -65,8 +66,8 @@ absl::Status CopyIdentity(const std::string& from, const std::string& to) {
   return absl::OkStatus();
 }
 
-// What an earlier backup holds and the cluster no longer does: a list of keys that stayed would let in again
-// whom it lists.
+// Deletes files of an earlier backup that the cluster no longer has: a list of keys that stayed would let the
+// keys that it lists in again.
 absl::Status DropStale(const std::string& from, const std::string& to) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> now, IdentityFiles(from));
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> kept, IdentityFiles(to));
@@ -106,12 +107,13 @@ core::StoredRecords Salvage(const std::string& path) {
   return loaded.ok() ? *std::move(loaded) : core::StoredRecords();
 }
 
-// Above every number that a cluster may have given out by now.
+// A number above every job number that a cluster may have given out by now.
 uint64_t NumberOfLife() {
   return static_cast<uint64_t>(std::max<int64_t>(1, absl::ToUnixSeconds(absl::Now()) - kFirstClusters) / 60);
 }
 
-// The same, of a cluster whose next number was `then` when the backup was made: ids stay short.
+// A number above every job number that a cluster may have given out since a backup, when its next number was
+// `then`: ids stay short.
 uint64_t NumberAfter(uint64_t then, absl::Time backup) {
   const int64_t seconds = absl::ToInt64Seconds(absl::Now() - backup);
   return seconds < 0 ? std::max(then, NumberOfLife()) : then + static_cast<uint64_t>(seconds) + 1;
@@ -256,8 +258,8 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
     const HeadEpoch epoch = std::max({lost.epoch, cluster.epoch, cluster.superseded});
     const auto used = std::ranges::find(backups, options.id, &store::BackupInfo::id);
     const absl::Time time = used == backups.end() ? backups.back().time : used->time;
-    // Of the clock, as in RecoverCluster: the same backup may be restored again, after agents heard of an
-    // epoch that is lost with the records of the first time.
+    // The epoch follows the clock, as in RecoverCluster: the same backup may be restored again, after agents
+    // heard of an epoch that is lost with the records of the first time.
     GT_RETURN_IF_ERROR(
         BeginRecovery(*store, cluster, std::max(EpochOfNow(), HeadEpoch{epoch.value + kEpochsSkipped}),
                       std::max(lost.next_job, NumberAfter(cluster.next_job, time)), options.accept_unsealed));

@@ -1,5 +1,5 @@
-// What a person does about a head's records: copy them, put a copy back, or begin again from what the agents
-// know (faults H7-H10). Free functions that block; docs/operations.md tells when to use which.
+// Commands of a person for a head's records: copy them, put a copy back, or begin again from what the agents
+// hold (faults H7-H10). Free functions that block; docs/operations.md tells when to use which.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,10 +20,10 @@ absl::StatusOr<core::StoredRecords> LoadRecords(port::MetaStore& store);
 
 // All of these return a text for the person who asked.
 
-// Store, keys and the list of who may connect into directory `dir`; beside commits. The copy is verified.
+// Copies store, keys and the list of allowed keys into directory `dir`, beside commits. The copy is verified.
 absl::StatusOr<std::string> BackupCluster(port::MetaStore& store, const net::ClusterFiles& files,
                                           const std::string& dir);
-// The same while no head runs.
+// Makes the same backup while no head runs.
 absl::StatusOr<std::string> BackupOffline(const std::string& cluster_dir, const std::string& dir);
 
 struct RestoreOptions {

@@ -37,14 +37,14 @@ absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, const RunFolderOwne
 
 absl::Status Replace(const UniqueFd& dir, const std::string& run_dir, const char* name,
                      const std::string& json) {
-  // By the descriptor: what is at the path may be another folder by now.
+  // The descriptor is used, because another folder may be at the path by now.
   const std::string path = absl::StrCat("/proc/self/fd/", dir.get(), "/", name);
   const absl::Status written = WriteFileDurable(path, json + "\n", 0644);
   if (written.ok()) return written;
   return {written.code(), absl::StrCat("in ", run_dir, ": ", written.message())};
 }
 
-// Of the file, and not of the head's memory: those that earlier heads wrote count, too.
+// The newest events in the file, not in the head's memory: those that earlier heads wrote count, too.
 nlohmann::json NewestEvents(const UniqueFd& dir) {
   constexpr size_t kBytesMax = 64 << 10, kEventsMax = 200;
   nlohmann::json events = nlohmann::json::array();

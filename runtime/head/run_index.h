@@ -18,10 +18,10 @@ class RunIndex {
   RunIndex(std::string path, ClusterId cluster);
 
   bool Has(const JobId& job) const;
-  // Of a job's result what a list shows. Takes the place of what is there of the job, and is written; until
-  // that was possible, Write tries again.
+  // Adds the part of a job's result that a list shows, in place of an earlier entry of the job, and writes
+  // the index; while that fails, Write tries again.
   absl::Status Put(const std::string& result);
-  // What is not written yet.
+  // Writes the entries that are not written yet.
   absl::Status Write();
   bool pending() const { return !written_; }  // any thread may ask
 

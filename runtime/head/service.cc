@@ -68,8 +68,8 @@ absl::Status CheckRecord(const core::Record& record) {
   return wire::DecodeRecord(wire::EncodeRecord(record)).status();
 }
 
-// Each record as it will be read back. What cannot be read is not stored: the records before are good, and a
-// request that would make such a one was refused.
+// Encodes each record and checks that it can be read back. A record that cannot is not stored: the records
+// before it are good, and a request that would make such a record was refused.
 absl::StatusOr<std::vector<port::Write>> EncodeBatch(const core::OutboxBatch& batch) {
   std::vector<port::Write> writes;
   for (const core::RecordWrite& write : batch.writes) {
@@ -86,8 +86,8 @@ absl::StatusOr<std::vector<port::Write>> EncodeBatch(const core::OutboxBatch& ba
   return writes;
 }
 
-// What is written to a store that was removed is lost with this process, however well it was written. So it
-// is looked for behind each commit, before anybody hears of it.
+// Records written to a store that was removed are lost with this process. So the store is looked for after
+// each commit, before any client hears of it.
 absl::Status StillThere(const std::string& path, const UniqueFd& opened) {
   if (!opened.valid() || LeadsTo(path, opened.get())) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("the head stops: its store ", path,
@@ -95,8 +95,9 @@ absl::Status StillThere(const std::string& path, const UniqueFd& opened) {
                                           "decided since would be lost"));
 }
 
-// Audit lines first: what they tell of may not become durable without them. ResourceExhausted: nothing of the
-// batch is lost, and it may be handed in again when there is room. Audit lines that are written leave it.
+// Writes the audit lines first: their changes may not become durable without them. ResourceExhausted: nothing
+// of the batch is lost, and it may be handed in again when there is room. Audit lines that are written leave
+// it.
 absl::Status CommitBatch(core::OutboxBatch& batch, port::MetaStore& store, AuditLog& audit, absl::Time now) {
   GT_ASSIGN_OR_RETURN(const std::vector<port::Write> writes, EncodeBatch(batch));
   if (const port::StoreSpace space = store.Space(); space.level == port::SpaceLevel::kFull)
@@ -195,7 +196,7 @@ absl::Status HeadService::Start() {
   return absl::OkStatus();
 }
 
-// What a person does about a store that cannot be served.
+// Adds to the error what a person can do about a store that cannot be served.
 absl::Status HeadService::WithRemedy(const absl::Status& status) const {
   if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
   const absl::StatusOr<std::string> noted = ReadFile(files_.last_backup_path(), 64 << 10);
@@ -219,7 +220,7 @@ absl::Status HeadService::Recover() {
   store_ = *std::move(opened);
   store_dir_ =
       std::make_shared<UniqueFd>(open(files_.store_path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  // Behind the lock of the store: only one head writes it.
+  // The audit log opens after the store is locked: only one head writes it.
   GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
   if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
   audit_ = std::make_shared<AuditLog>(std::move(audit));
@@ -330,7 +331,7 @@ absl::Status HeadService::Listen() {
   return absl::OkStatus();
 }
 
-// Whoever looks after the local cluster starts a head again that did not say so. The file of another head,
+// The watcher of the local cluster restarts a head that left its endpoint file. The file of another head,
 // after this one's directory was removed and made anew, is left alone.
 void HeadService::SayGoodbye() {
   if (!published_.valid()) return;
@@ -472,7 +473,7 @@ void HeadService::AnswerWithoutStoring() {
   if (!no_room_) return;
   for (core::Effect& effect : outbox_.TakeAnswers()) {
     if (auto* reply = std::get_if<core::ReplyToClient>(&effect); reply != nullptr && reply->changes) {
-      // Of a launch the job is named: it exists, whatever becomes of this answer.
+      // The answer to a launch names its job: it exists, whatever becomes of this answer.
       const auto said = nlohmann::json::parse(reply->reply.json, nullptr, /*allow_exceptions=*/false);
       const std::string job = said.is_object() ? said.value("job", "") : "";
       reply->reply =
@@ -560,8 +561,8 @@ void HeadService::operator()(const core::ReplyToClient& reply) {
   BuildReply(reply.client_key, reply.route, reply.reply.id, [reply] { return core::Built(reply); });
 }
 
-// Behind what was spilled before, on the same thread. Not counted: a client asks for all streams of a lost
-// node at once. When much waits for that disk, what is in memory must do.
+// Reads after everything that was spilled before, on the same thread. Not counted: a client asks for all
+// streams of a lost node at once. When much waits for that disk, only the text in memory is returned.
 void HeadService::operator()(const core::ReplyFromSpill& reply) {
   const bool posted = tail_queue_->Read(
       core::TailOf(reply.query),
@@ -671,7 +672,8 @@ bool HeadService::ChangeKeys(const std::string& id, const core::ServiceRequest& 
   });
 }
 
-// On a thread of its own: commits go on meanwhile. Its audit line is written by the thread that owns the log.
+// Runs on a thread of its own: commits go on meanwhile. Its audit line is written by the thread that owns the
+// log.
 bool HeadService::Backup(const std::string& id, const core::ServiceRequest& request,
                          const core::ClientRequest& body, const std::string& dir) {
   if (!backup_thread_) backup_thread_ = std::make_unique<TaskThread>(kBackupTasksMax);
@@ -722,8 +724,8 @@ void HeadService::OnJoinsDone(const Completions::Item& item) {
   for (size_t i = 0; i < routes.size(); ++i) (void)Send(routes[i], item.joined[i]);
 }
 
-// Whoever has no key leaves no message, only these counters; a line a minute says that somebody tries (fault
-// X1).
+// A peer without a key leaves no message, only these counters; a line a minute says that somebody tries
+// (fault X1).
 void HeadService::AuditRefusedConnections(Instant now) {
   const net::ServerCounters c = server_->counters();
   const uint64_t refused = c.denied + c.over_limit + c.bad_handshakes;
@@ -790,7 +792,7 @@ void HeadService::Housekeeping(Instant now) {
 std::string HeadService::StatsJson() const {
   const net::ServerCounters net = server_->counters();
   const core::HeadCounters& core = core_->counters();
-  // Only what stays the same while nothing happens, so that an idle head writes nothing.
+  // Contains only values that stay the same while nothing happens, so that an idle head writes nothing.
   const nlohmann::ordered_json json = {
       {"connections_accepted", net.accepted},
       {"connections_authenticated", net.authenticated},

@@ -30,7 +30,7 @@
 
 namespace gtrain::head {
 
-// What the disk threads report back to the loop. Thread-safe; `fd` is readable while something waits.
+// The reports of the disk threads to the loop. Thread-safe; `fd` is readable while one waits.
 class Completions {
  public:
   struct Item {
@@ -94,7 +94,7 @@ class HeadService {
 
   // Everything up to serving: keys, store, recovery made durable, sockets, endpoint.json.
   absl::Status Start();
-  // Until `stop_fd` is readable or the core says so.
+  // Runs until `stop_fd` is readable or the core says so.
   absl::Status Loop(int stop_fd);
   const std::vector<std::string>& endpoints() const { return server_->endpoints(); }
 

@@ -1,4 +1,4 @@
-// What the head leaves in run directories and in the index of its runs, on a thread of their own.
+// Writes the files of the head in run directories and the index of its runs, on a thread of their own.
 #include <algorithm>
 #include <optional>
 
@@ -30,7 +30,7 @@ void HeadService::operator()(const core::WriteFailure& failure) {
               failure.run_dir);
 }
 
-// Behind the job's events, on the same thread.
+// Writes the result after the job's events, on the same thread.
 void HeadService::operator()(const core::WriteResult& result) {
   PostRunFile(
       [result, owner = RunFolderOwner{files_.cluster, result.job, ""}, make = options_.local && !result.late,

@@ -1,5 +1,5 @@
-// What the start of a head holds in memory beside what it keeps: thousands of jobs of the past have hundreds
-// of thousands of exits.
+// Measures the memory of a starting head beside what it keeps: thousands of jobs of the past have hundreds of
+// thousands of exits.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// What LogTails has no room for: the older parts of ranks' last words, in files of the cluster directory.
+// Holds the older parts of ranks' last output, for which LogTails has no room, in files of the cluster
+// directory.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -24,14 +25,14 @@ struct TailSpillLimits {
 };
 
 // Blocks on the disk; one thread owns it, apart from lost() and SetRoom(). The files are `tails/<number>`,
-// the bytes of one tail each. Which is whose is known only here: a new head begins with an empty folder, for
-// after its welcome every agent sends whole tails. What cannot be written, or has no room, is lost, and
-// nothing else.
+// the bytes of one tail each. Only this object knows which file belongs to which tail: a new head begins with
+// an empty folder, for after its welcome every agent sends whole tails. Only text that cannot be written, or
+// has no room, is lost.
 class TailSpill {
  public:
   explicit TailSpill(std::string cluster_dir, TailSpillLimits limits = {});
 
-  // Removes all there is: first of all what an earlier head has left, and later when others need the disk.
+  // Removes all files: at first those that an earlier head has left, and later when others need the disk.
   void Clear();
   // Thread-safe. Without room nothing is written, whatever waits.
   void SetRoom(bool room);
@@ -65,10 +66,10 @@ class TailSpill {
   std::atomic<bool> room_ = true;
 };
 
-// A TailSpill on a thread of its own, behind a queue of at most `tasks_max`. What does not fit into it and
-// only tells more is refused; what takes something away is owed and goes with the next task that fits, in
+// A TailSpill on a thread of its own, behind a queue of at most `tasks_max`. A write or read that does not
+// fit into it is refused. A deletion that does not fit is owed and goes with the next task that fits, in
 // front of it: a part that is written after its job was dropped would stay for as long as the head runs. A
-// job is dropped once, so no more are owed than a head remembers. Loop-owned.
+// job is dropped once, so no more deletions are owed than a head remembers jobs. Loop-owned.
 class TailQueue {
  public:
   TailQueue(std::shared_ptr<TailSpill> spill, size_t tasks_max)
@@ -79,7 +80,7 @@ class TailQueue {
   bool Read(const core::TailKey& tail, std::function<void(std::optional<core::SpilledTail>)> done);
   void Drop(const JobId& job);
   void Clear();
-  // Tries what is owed. Where nothing else comes it must be called now and then.
+  // Tries the owed deletions. Where nothing else comes it must be called now and then.
   bool PayDebts();
 
  private:

@@ -51,7 +51,7 @@ TEST(TailSpill, PartsAreJoinedAndTheEndIsKept) {
   EXPECT_EQ(tails.lost(), 0u);
 }
 
-// After a part that was lost on its way here, and after a tail that began anew.
+// A tail begins anew after a part that was lost on its way here, and after a tail that began anew.
 TEST(TailSpill, WithoutWhatWasBeforeItBeginsAnew) {
   TailSpill tails(TestFolder());
   tails.Write({Key(0), 0, 3, "one"});
@@ -133,7 +133,7 @@ struct Busy {
   Notification begun, go;
 };
 
-// Behind all that waits and is owed, once the queue takes it.
+// Reads after all waiting and owed tasks, once the queue takes it.
 std::optional<SpilledTail> ReadBehind(TailQueue& queue, const TailKey& tail) {
   std::optional<SpilledTail> found;
   Notification done;

@@ -31,7 +31,7 @@ std::string RankSocket(const std::string& dir) {
   return (elsewhere.empty() ? dir : elsewhere) + "/rank.sock";
 }
 
-// In the forked child of a possibly threaded process: only async-signal-safe calls.
+// Runs in the forked child of a possibly threaded process: only async-signal-safe calls.
 [[noreturn]] void BecomeKeeper(char** argv, int log) {
   setsid();
   if (fork() != 0) _exit(0);

@@ -45,11 +45,11 @@ class KeeperClient {
   bool ended_ = false;
 };
 
-// Of a keeper that is gone: it left in order, after the last of its ranks and of all they had started.
+// True for a keeper that left in order, after the last of its ranks and of all processes they had started.
 bool LeftNobody(const std::string& dir);
 
-// After a keeper died: its ranks are found by the socket path in their environment and killed. Returns how
-// many still lived at this call; call again until 0 or your deadline.
+// Cleans up after a dead keeper: its ranks are found by the socket path in their environment and killed.
+// Returns how many still lived at this call; call again until 0 or your deadline.
 size_t KillOrphans(const std::string& dir);
 
 // Exits the keeper recorded and nobody acknowledged.

@@ -1,4 +1,5 @@
-// Consoles of the keeper: turns that come twice, late and never; who does not read; ranks that take input.
+// Tests consoles of the keeper: turns that come twice, late and never; clients that do not read; ranks that
+// take input.
 #include "runtime/host/keeper_test_world.h"
 
 namespace gtrain::host {

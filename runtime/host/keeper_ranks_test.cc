@@ -1,4 +1,5 @@
-// What the keeper does for programs with the SDK: the socket of ranks, shared memory, writers of checkpoints.
+// Tests the keeper's services for programs with the SDK: the socket of ranks, shared memory, writers of
+// checkpoints.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -58,7 +59,7 @@ TEST_F(KeeperTest, RankProtocolRelaysBothWaysAndRepeatsUntilAcknowledged) {
   EXPECT_THAT(revoked.second, HasSubstr("the test says so"));
 }
 
-// What a rank says last changes what its end means (S7), also for an agent that comes later.
+// The last message of a rank changes what its end means (S7), also for an agent that comes later.
 TEST_F(KeeperTest, TheLastWordsOfARankComeBeforeItsExit_S7) {
   Start();
   Launch({"exec sleep 600", "exec sleep 600"});
@@ -193,7 +194,8 @@ TEST_F(KeeperTest, AnotherProcessOfARankThatLivesIsRefusedByName) {
   EXPECT_EQ(first.Next().first, 0) << "the process itself may come back";
 }
 
-// Also while a child of the first one, forked for something else, still has its connection.
+// Another process becomes the rank also while a child of the first, forked for something else, still has its
+// connection.
 TEST_F(KeeperTest, AnotherProcessIsARankWhenTheFirstHasEnded) {
   Start();
   Launch({"exec sleep 600"});
@@ -309,7 +311,7 @@ TEST_F(KeeperTest, AnArenaGoesWithItsLastUser) {
   EXPECT_EQ(passed.st_size, kAll);
 }
 
-// What a rank holds of its writer. The first words of the memory count releases and starts
+// A rank's ends of its writer. The first words of the memory count releases and starts
 // (checkpoint/engine/save_arena.h); a writer that gets no order waits until the channel ends.
 struct Writer {
   UniqueFd memfd, channel;

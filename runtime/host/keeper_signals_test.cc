@@ -1,4 +1,4 @@
-// Who hears the signals of a stop and of a notice, and who is taken for an agent.
+// Tests which processes get the signals of a stop and of a notice, and which peers count as agents.
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>

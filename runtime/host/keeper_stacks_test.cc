@@ -1,4 +1,5 @@
-// What runs beside a rank: commands whose two outputs are told apart, and debuggers; and ranks on a terminal.
+// Tests programs beside a rank: commands whose two outputs are told apart, and debuggers; and ranks on a
+// terminal.
 #include <errno.h>
 
 #include <string>

@@ -82,8 +82,8 @@ TEST_F(KeeperTest, ProgramThatCannotStartSaysWhy) {  // P17
   EXPECT_NE(WaitGone(), nullptr);
 }
 
-// What has no process and no exit either is about to start; agents take "no process" for an exit that was
-// acknowledged.
+// A rank that has neither a process nor an exit is about to start; agents take "no process" for an exit that
+// was acknowledged.
 TEST_F(KeeperTest, AnAgentThatAttachesWhileRanksAreStartedDoesNotTakeThemForOver_P4) {
   Start();
   Launch({"exec sleep 600"});
@@ -447,7 +447,7 @@ TEST_F(KeeperTest, AgentsOfNeighbouringVersionsAttach_N13) {
   EXPECT_NE(WaitGone(), nullptr);
 }
 
-// What a neighbour one version older leaves out, and what one that is newer adds.
+// A neighbour one version older leaves fields out, and a newer one adds some.
 TEST(AgentFrames, OlderAndNewerOnesAreUnderstood_N13) {
   std::string stream;
   keeper::AppendFrame(keeper::Command(keeper::Notice{3, 119, 10, 7}), &stream);
@@ -506,7 +506,7 @@ TEST_F(KeeperTest, AnAgentTooFarApartExtendsNoLease_P4) {
   Attach();  // for the end of this test
 }
 
-// What is written once the budget allows it again may be refused when nothing else happens any more.
+// Output that is written once the budget allows it again may be refused when nothing else happens any more.
 TEST_F(KeeperTest, ARefusalIsToldWhoeverIsSilentThen_P8) {
   Start({"--log-burst", "1000"});
   Launch({absl::StrCat("mkdir ", OutPath(0), "; head -c 5000 /dev/zero | tr '\\0' y; exec sleep 600")});
@@ -898,7 +898,7 @@ class KeeperCostTest : public KeeperTest {
   double CpuSeconds() const {
     return std::atof(Slurp(absl::StrCat("/proc/", *KeeperPid(dir_), "/schedstat")).c_str()) / 1e9;
   }
-  // For each of `ranks` ranks that do nothing, from the start of the generation to its end.
+  // The system calls for each of `ranks` ranks that do nothing, from the start of the generation to its end.
   double CallsARank(int ranks, uint64_t generation) {
     const int64_t before = Calls();
     const double cpu = CpuSeconds();
@@ -922,7 +922,7 @@ TEST_F(KeeperCostTest, AnExitCostsTheSameHoweverManyRanksThereAre) {
   EXPECT_LT(many, 1.5 * few);
 }
 
-// As root: the same tests again as `nobody`, who has no control groups to write to.
+// Run as root, it runs the same tests again as `nobody`, who has no control groups to write to.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
   const std::string self = fs::read_symlink("/proc/self/exe");

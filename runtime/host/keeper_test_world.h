@@ -221,14 +221,14 @@ class KeeperTest : public ::testing::Test {
     start.notice_path = Path(absl::StrCat("notice-", rank));
     return start;
   }
-  // Until a script has made the file "ready".
+  // Waits until a script has made the file "ready".
   void AwaitReady() {
     ASSERT_TRUE(Until([&] {
       Pump();
       return fs::exists(Path("ready"));
     }));
   }
-  // Of a shell that dies of SIGTERM while its program saves, for longer than two seconds.
+  // Stops a shell that dies of SIGTERM while its program saves, for longer than two seconds.
   void StopAndExpectASave() {
     End(keeper::End::kStop, 60000);
     const auto* exit = WaitExit(0);

@@ -32,7 +32,8 @@ class AgentLink {
   void Drop(int64_t now_ms);
   // Nothing happens while no agent has attached: what must not be lost is kept by its owner and told again.
   void Tell(Report report);
-  // So much waits to be sent that output and reports, which lie in files anyway, are better told later.
+  // True while so much waits to be sent that output and reports, which lie in files anyway, are better sent
+  // later.
   bool IsBehind() const { return out_.size() > kOutSoft; }
 
   // An agent is connected and has said Attach.

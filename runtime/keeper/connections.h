@@ -1,5 +1,5 @@
-// Connections on the rank socket, and which of them is a rank's. What is said on them is rank_protocol.h; the
-// other side of it is rank_socket.h.
+// Connections on the rank socket, and which of them is a rank's. rank_protocol.h defines their messages; the
+// other end is rank_socket.h.
 //
 // Owner thread only; nothing blocks. A turn reads only what is ready, however many there are; finding a
 // rank's connection is a look into a map.
@@ -74,7 +74,8 @@ class Connections {
   // Sends what the socket takes.
   void Write(RankConnection& connection);
   void WriteAll();
-  // Destroys what is broken, after `leave` has heard of it, and what has not said whose it is for long.
+  // Destroys broken connections, after `leave` has heard of them, and those that have not said for long whose
+  // they are.
   void Sweep(const std::function<void(const RankConnection&)>& leave);
   void AddFds(std::vector<pollfd>* fds) const;
   // A connection is broken, or is to prove soon whose it is.

@@ -98,7 +98,7 @@ void Consoles::Take(Console& turn) {
   Drop(turn.out_seen, &session->out_kept, &session->out_at);
   Drop(turn.err_seen, &session->err_kept, &session->err_at);
   session->out_seen = turn.out_seen;
-  // What was taken before, in a turn whose answer was lost, is not taken again.
+  // Input that was taken before, in a turn whose answer was lost, is not taken again.
   const uint64_t known = session->taken - std::min(session->taken, turn.input_offset);
   const bool fits = turn.input_offset <= session->taken && known <= turn.input.size();
   session->offered = fits ? turn.input.substr(known) : "";
@@ -248,7 +248,8 @@ UniqueFd* Consoles::InputOf(Session& session) {
   return in->valid() ? in : nullptr;
 }
 
-// Only those that there is room for: a descriptor that nobody reads would be ready at once, for ever.
+// Adds only descriptors of streams that have room: a descriptor that nobody reads would be ready at once, for
+// ever.
 void Consoles::AddFds(std::vector<pollfd>* fds) {
   for (const auto& session : sessions_) {
     if (session->out_kept.size() < kConsoleBytes) AddFd(fds, session->out.get());

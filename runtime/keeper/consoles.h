@@ -1,10 +1,10 @@
 // Consoles: a client gives input to a program beside a rank, or to a rank itself, and gets the output.
 //
-// A client speaks in turns (Console). What it sends and what it gets carries offsets: of input this side says
-// how much it took, of output the client says how much it saw, and until then it is kept. So a turn may come
-// twice, late or never, by another agent or another head. Each side holds at most 64 KiB of each stream; a
-// client that does not read makes the program wait, not the keeper. The exception is a rank with a terminal:
-// its output goes to its log first, and who reads slower than it writes misses some of it here.
+// A client speaks in turns (Console). Its input and output carry offsets: for input this side says how much
+// it took, for output the client says how much it saw, and until then it is kept. So a turn may come twice,
+// late or never, by another agent or another head. Each side holds at most 64 KiB of each stream; a client
+// that does not read makes the program wait, not the keeper. The exception is a rank with a terminal: its
+// output goes to its log first, and a client that reads slower than the rank writes misses some of it here.
 //
 // A client that is silent is gone: its program gets the end of its input and SIGHUP, and SIGKILL four seconds
 // later; a rank gets the end of its stdin, and one with a terminal SIGHUP.

@@ -28,7 +28,8 @@ constexpr int64_t kQuitMs = 15000;
 constexpr int64_t kLookMs = 1000;
 constexpr int64_t kEndingGraceMs = 5000;  // when nobody is there to say how much there is
 
-// What a rank said before it ended comes before its exit at every agent: until then it counts as running.
+// True while messages that a rank sent before it ended must reach the agent before its exit: until then it
+// counts as running.
 bool ToldAfterRelays(const RankProcess& rank) { return rank.exit && !rank.acked && !rank.relays.empty(); }
 
 GenerationHeld DescribeGeneration(const GenerationRecord& record) {
@@ -370,7 +371,8 @@ void Keeper::Do(Notice& notice) {
     if (rank->exit) continue;
     WriteFileAtomic(rank->spec.notice_path, std::to_string(seconds) + "\n");
     const bool told = connections_.Of(notice.generation, number) != nullptr;
-    // To the program alone: its helpers (data loaders) would die of a signal they do not know.
+    // The signal goes to the program alone: its helpers (data loaders) would die of a signal they do not
+    // know.
     if (notice.signal <= 0 || known || told || rank->pid <= 0) continue;
     for (const pid_t pid : HearersOf(rank->pid, notice.signal, &processes)) kill(pid, notice.signal);
   }
@@ -421,7 +423,7 @@ void Keeper::CheckLease() {
   }
 }
 
-// What the head counts on holds whether an agent is there or not, whether it runs or was stopped.
+// The head relies on the fence, whether an agent is there or not, and whether it runs or was stopped.
 void Keeper::CheckFence() {
   uint64_t times = 0;
   while (fence_timer_.valid() && read(fence_timer_.get(), &times, sizeof(times)) > 0) {
@@ -444,10 +446,10 @@ bool Keeper::DirectoryIsGone() const {
   return stat(".", &here) == 0 && (there.st_ino != here.st_ino || there.st_dev != here.st_dev);
 }
 
-// Agents and ranks find us by two sockets. Whoever removed them (a cleaner of /tmp, a hand) meant no harm to
-// the ranks, so they are made anew. Without our directory no agent can ever find us, and what we started may
-// not run on unseen. They are looked for only while there is no agent, and before ranks start that need one:
-// a file system that hangs would hold us up.
+// Agents and ranks find us by two sockets. A cleaner of /tmp or a person that removed them meant no harm to
+// the ranks, so they are made anew. Without our directory no agent can ever find us, and the processes that
+// we started may not run on unseen. The sockets are looked for only while there is no agent, and before ranks
+// start that need one: a file system that hangs would hold us up.
 void Keeper::LookAfterSockets() {
   next_look_ms_ = context_.now_ms + kLookMs;
   const auto is_missing = [](const std::string& path) {

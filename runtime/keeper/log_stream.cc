@@ -110,7 +110,8 @@ void LogStream::Refill(int64_t now_ms) {
   budget_ = std::min(limits_.burst_bytes, budget_ + elapsed * limits_.bytes_per_second / 1000);
 }
 
-// What the disk refused is one stretch up to now: the writer takes nothing between its refusal and this.
+// The text that the disk refused is one stretch up to now: the writer takes nothing between its refusal and
+// this.
 void LogStream::TakeRefused(int64_t now_ms) {
   const LogWriter::Refused refused = writer_->TakeRefused(*file_);
   if (refused.stream_bytes == 0) {

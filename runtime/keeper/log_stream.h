@@ -35,7 +35,7 @@ class LogStream {
   // Where what is typed at the terminal is written. Closed by its owner.
   UniqueFd OpenKeyboard() const;
 
-  // From now until the end of the pipe it is in `set`, which outlives it.
+  // Puts the pipe into `set`, which outlives it, from now until the end of the pipe.
   bool Watch(PollSet<LogStream>* set);
   bool alive() const { return pipe_.valid(); }
   // The rank can write on for a while without being read.
@@ -43,7 +43,7 @@ class LogStream {
 
   // Reads what is there, at most `bytes_max`; closes at end of file. Returns the bytes read.
   size_t Pump(int64_t now_ms, size_t bytes_max = 1 << 20);
-  // Hands over held-back bytes and closes the pipe, whoever still holds the other end (fault P7).
+  // Hands over held-back bytes and closes the pipe, whichever process still holds the other end (fault P7).
   void Close(int64_t now_ms);
 
   const std::string& Tail() const { return tail_; }  // up to 2 x kTailBytes; the last kTailBytes count

@@ -81,8 +81,8 @@ class LogFile {
     return true;
   }
 
-  // Of the last Write that failed. The marker of it has room where the short write was, or in the last block
-  // of the file; where it has none, only those who watch hear of it (fault P8).
+  // The errno of the last Write that failed. Its marker has room where the short write was, or in the last
+  // block of the file; where it has none, only watchers of the output hear of it (fault P8).
   int error() const { return error_; }
   uint64_t WriteMarker() {
     if (!fd_.valid()) return 0;

@@ -1,6 +1,7 @@
 // Writes log files behind the keeper's loop, in one thread started with the first byte: a disk that stalls
-// holds that thread and nothing else (fault P8). What waits for the disk is bounded; what does not fit is
-// refused, and what the disk refuses is given back as a count, so that the stream can say what was dropped.
+// holds that thread and nothing else (fault P8). The text that waits for the disk is bounded; text that does
+// not fit is refused, and text that the disk refuses is given back as a count, so that the stream can say
+// what was dropped.
 #pragma once
 #include <stdint.h>
 
@@ -33,7 +34,8 @@ class LogWriter {
   bool Append(const std::shared_ptr<LogFile>& file, const char* text, size_t bytes, uint64_t stream_bytes,
               uint64_t dropped, bool always = false);
 
-  // What the disk refused since the last call, all of it taken later than everything that was written.
+  // The bytes that the disk refused since the last call, all of them taken later than everything that was
+  // written.
   struct Refused {
     uint64_t text_bytes = 0;
     uint64_t stream_bytes = 0;

@@ -62,8 +62,8 @@ void Outputs::OpenReport(GenerationRecord& record, const RankProcess& rank) {
   WatchReports(record);
 }
 
-// One watch for the reports of all ranks, which lie in one folder. What a program writes through a mapping
-// of the file, or another machine writes, wakes nobody (inotify(7)): it is read when something else does, the
+// One watch for the reports of all ranks, which lie in one folder. Writes through a mapping of the file, or
+// from another machine, wake nobody (inotify(7)): they are read when another event wakes the keeper, the
 // lease every ten seconds at the latest.
 void Outputs::WatchReports(GenerationRecord& record) {
   reports_written_ = true;  // by a rank that was quicker than this
@@ -137,8 +137,8 @@ void Outputs::TailReports() {
   }
 }
 
-// $GTRAIN_REPORT is an ordinary file that the program makes, so it never waits for its reader. What was
-// forwarded becomes a hole.
+// $GTRAIN_REPORT is an ordinary file that the program makes, so it never waits for its reader. The part that
+// was forwarded becomes a hole.
 void Outputs::TailReport(GenerationRecord& record, RankProcess& rank) {
   if (!rank.report.valid()) {
     const std::string name = rank.spec.report_path.substr(rank.spec.report_path.rfind('/') + 1);

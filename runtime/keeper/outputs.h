@@ -45,7 +45,7 @@ class Outputs {
 
   const LogWriter& logs() const { return log_writer_; }
   void AddFds(std::vector<pollfd>* fds) const;
-  // Until then streams are not read; 0 or less: they are read at once.
+  // The time for which streams are not read; 0 or less: they are read at once.
   int64_t StreamsWaitMs() const;
   // Nothing says when reports are written: they are read every kReportsMs.
   bool LooksForReports() const;

@@ -15,8 +15,9 @@ inline void AddFd(std::vector<pollfd>* fds, int fd, short events = POLLIN) {
   if (fd >= 0) fds->push_back({fd, events, 0});
 }
 
-// What a descriptor belongs to (`T`) is not owned and must leave the set before it goes: a starter that was
-// forked meanwhile holds a copy of the descriptor, so closing ours alone does not take it out.
+// The set does not own the objects (`T`) that its descriptors belong to. An object must leave the set before
+// it is destroyed: a starter that was forked meanwhile holds a copy of the descriptor, so closing ours alone
+// does not take it out.
 template <typename T>
 class PollSet {
  public:

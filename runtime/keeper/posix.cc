@@ -167,7 +167,8 @@ std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid) {
         if (stays) return keepers;
         break;
       }
-      // It has just ended, and whoever it left has another parent; its number may be somebody else's now.
+      // The parent has just ended, and its children have another parent; its number may be another process's
+      // now.
       if (!ReadProcess(entry.parent, &parent) || parent.start_time > entry.start_time) break;
       entry = std::move(parent);
       if (entry.name == kKeeperName) keepers.push_back(entry.pid);
@@ -236,8 +237,8 @@ bool Traps(pid_t shell, int signal) {
   return (caught >> (signal - 1) & 1) != 0 && (caught & of_exit) != of_exit;
 }
 
-// Or another program that only waits for what it runs. By its file: a script that is run by its `#!` line
-// calls itself by its own name.
+// True for a shell, or another program that only waits for what it runs. The file decides: a script that is
+// run by its `#!` line calls itself by its own name.
 bool IsShell(pid_t pid) {
   static constexpr const char* kShells[] = {"sh",  "bash",    "dash", "ash",   "ksh",   "mksh",
                                             "zsh", "busybox", "time", "flock", "setsid"};

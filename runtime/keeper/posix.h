@@ -16,8 +16,8 @@ int64_t BootMs();  // the same, and it goes on while the machine is suspended
 
 bool SetNonBlocking(int fd);
 bool MakePipe(UniqueFd* read_end, UniqueFd* write_end);  // O_CLOEXEC, both blocking
-// The same with a pseudo-terminal of 100 x 30, which becomes nobody's controlling terminal by this. kRaw: it
-// changes no byte on the way. kWhole: as a person's, with echo, lines and Ctrl-C.
+// Makes a pseudo-terminal of 100 x 30 instead of a pipe, which becomes nobody's controlling terminal by this.
+// kRaw: it changes no byte on the way. kWhole: as a person's, with echo, lines and Ctrl-C.
 enum class Terminal { kNone, kRaw, kWhole };
 bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end, Terminal kind);
 
@@ -28,7 +28,7 @@ bool ListenOn(const std::string& path, const char* name, UniqueFd* fd);
 // Temporary file beside it, then rename: a reader sees the old file, the new one or none. Neither a link
 // there nor one of another user on the way is followed (base/folder.h). False: errno says why.
 bool WriteFileAtomic(const std::string& path, const std::string& data);
-// At most `bytes_max` bytes of a regular or proc file; empty when it cannot be read.
+// Reads at most `bytes_max` bytes of a regular or proc file; empty when it cannot be read.
 std::string ReadSmallFile(const std::string& path, size_t bytes_max = 64 << 10);
 bool WriteSmallFile(const std::string& path, const std::string& data);  // existing file: proc, cgroup
 
@@ -55,20 +55,20 @@ struct Descendant {
 };
 std::vector<Descendant> LivingDescendants(pid_t root);
 
-// Whom a signal for the program that `leader` started is meant for: `leader` itself, unless it is a shell
-// without a trap for it, which would die of it and take its program along. Then those that the shell runs,
-// here or through further such shells, and that have a handler; where none has one, `leader` again. Reads a
-// file or two of `leader`, and for such a shell the list of all processes, which goes into `all` if that is
-// empty: one list serves all ranks of a moment.
+// The processes for which a signal to the program that `leader` started is meant: `leader` itself, unless it
+// is a shell without a trap for the signal, which would die of it and take its program along. Then those that
+// the shell runs, here or through further such shells, and that have a handler; where none has one, `leader`
+// again. Reads a file or two of `leader`, and for such a shell the list of all processes, which goes into
+// `all` if that is empty: one list serves all ranks of a moment.
 std::vector<pid_t> HearersOf(pid_t leader, int signal, std::vector<ProcessEntry>* all);
 
 inline constexpr char kKeeperName[] = "gtrain-keeper";  // of its process: KeepersAbove looks for it
 
-// The keepers that `pid` descends from, nearest first. Keepers are subreapers, so what a rank starts stays
-// below its keeper for as long as that lives, and the kernel says so: by this an agent is told from a rank of
-// the same user, from whom no file could hide a secret. A process that calls itself a keeper gains nothing.
-// Nothing where the way up to the first process was not seen whole, as when a parent ends meanwhile: who
-// cannot be placed is nobody's agent.
+// The keepers that `pid` descends from, nearest first. Keepers are subreapers, so the processes of a rank
+// stay below its keeper for as long as that lives, and the kernel says so: by this an agent is told from a
+// rank of the same user, from which no file could hide a secret. A process that calls itself a keeper gains
+// nothing. Nothing where the way up to the first process was not seen whole, as when a parent ends meanwhile:
+// a process that cannot be placed is nobody's agent.
 std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid);
 // The other end of a Unix socket, at the time it connected or listened, is a process of this user that
 // descends from no keeper but from those that this process descends from, too (a gtrain that runs in a rank).

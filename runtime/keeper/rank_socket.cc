@@ -19,9 +19,10 @@ constexpr int kLastReadsMax = 1024;  // of at most 64 KiB
 constexpr size_t kReadAhead = sizeof(RankFrame) + kRankFrameBytesMax;
 constexpr size_t kHelloBytesMax = 4 << 10;  // of any version's hello, and of what is kept before it came
 
-// Whoever inherits the environment of a rank (what it starts, `gtrain exec`) has its token, too. It takes
-// nothing away from the process that has the rank as long as that lives and has not closed its connection,
-// which a child may hold for longer. A program comes back as the same process, also after an exec.
+// A process that inherits the environment of a rank (a child of it, `gtrain exec`) has its token, too. It
+// takes nothing away from the process that has the rank as long as that lives and has not closed its
+// connection, which a child may hold for longer. A program comes back as the same process, also after an
+// exec.
 bool IsOfAnother(const RankConnection& old, const RankConnection& now) {
   if (old.peer.pid <= 0 || now.peer.pid <= 0 || old.peer.pid == now.peer.pid) return false;
   pollfd end{old.fd.get(), POLLRDHUP, 0};

@@ -29,8 +29,8 @@ namespace {
 // Where a starter puts what its next child needs, below everything else it holds.
 enum Slot : int { kResults = 3, kOut = 4, kErr = 5, kIn = 6, kFirstOther = 7 };
 
-// As many descriptors as the keeper was given: what it starts has no more of them. Set once, before any
-// start.
+// The limit of descriptors that the keeper was given: processes that it starts have no more. Set once, before
+// any start.
 rlimit given_files = {};
 
 struct Child {

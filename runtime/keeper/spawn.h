@@ -1,7 +1,7 @@
-// Starts processes for ranks. A starter, a fork of the keeper, starts a whole batch and exits; what it
-// started becomes the keeper's children then (the keeper is their subreaper). So nothing that an exec waits
-// for (a network file system, a slow disk) ever holds up the keeper, and what all ranks share (signals,
-// cgroup, limits) is set once a batch.
+// Starts processes for ranks. A starter, a fork of the keeper, starts a whole batch and exits; its processes
+// become the keeper's children then (the keeper is their subreaper). So nothing that an exec waits for (a
+// network file system, a slow disk) ever holds up the keeper, and settings that all ranks share (signals,
+// cgroup, limits) are made once a batch.
 #pragma once
 #include <stdint.h>
 #include <sys/types.h>
@@ -32,7 +32,7 @@ struct SpawnFailure {
   int error = 0;  // errno
 };
 
-// What became of requests[index].
+// The result of starting requests[index].
 struct SpawnResult {
   uint32_t index = 0;
   pid_t pid = -1;
@@ -48,7 +48,7 @@ class SpawnBatch {
              const Cgroup* cgroup);
   int fd() const { return results_.get(); }
   pid_t pid() const { return pid_; }  // of the starter, a child of ours
-  // Results that arrived since the last call. Whoever exited is in them before he can be waited for.
+  // Results that arrived since the last call. A process that exited is in them before it can be waited for.
   std::vector<SpawnResult> Take();
 
  private:
@@ -63,8 +63,9 @@ class SpawnBatch {
 pid_t SpawnWriter(const std::string& program, const std::vector<std::pair<std::string, std::string>>& env,
                   const std::string& cwd, const UniqueFd& arena, const UniqueFd& channel);
 
-// As many descriptors for this process as the system lets it have, several a rank. What it starts keeps the
-// limit from before: programs rely on small numbers. Once, before anything is started.
+// Raises this process's limit of open files as far as the system allows, because it needs several a rank.
+// Started processes keep the limit from before: programs rely on small numbers. Call it once, before anything
+// is started.
 void RaiseFileLimit();
 
 // Why a process was not started, for people.

@@ -1,5 +1,5 @@
-// The cheapest comes first and each part is written when it is there: whoever is ended at a time limit has
-// said what it knew.
+// The cheapest part comes first and each part is written when it is there: a tool that is ended at a time
+// limit has written what it knew.
 #include "runtime/keeper/stacks.h"
 
 #include <dirent.h>
@@ -67,7 +67,7 @@ struct NamedCall {
   const char* name;
 };
 
-// Those in which threads of a training wait; the number says the others.
+// The calls in which threads of a training wait; others are named by their number.
 constexpr NamedCall kNamedCalls[] = {
     {SYS_read, "read"},
     {SYS_write, "write"},
@@ -208,7 +208,8 @@ void Say(const std::string& indent, const std::vector<std::string>& lines) {
   fflush(stdout);
 }
 
-// Only frames and the threads they belong to; all of it where there are none, since it says why.
+// Returns only frames and the threads they belong to; all lines where there are no frames, since they say
+// why.
 std::vector<std::string> FramesOf(const ToolResult& result) {
   std::vector<std::string> frames, all;
   bool in_frame = false;

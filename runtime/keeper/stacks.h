@@ -18,7 +18,7 @@ std::string KernelStacks(int64_t pid);
 // empty when it runs or may not be looked at.
 std::string BlockedIn(pid_t pid);
 
-// What decides whether ptrace(2) may look into a process.
+// The facts that decide whether ptrace(2) may look into a process.
 struct PtraceFacts {
   int error = 0;            // errno of the attempt
   std::string yama;         // kernel.yama.ptrace_scope; empty: the kernel has none

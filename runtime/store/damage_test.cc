@@ -1,4 +1,4 @@
-// What a disk can do to a database between two starts: flipped bits, torn tails, missing files, other files
+// Damages a database between two starts as a disk can: flipped bits, torn tails, missing files, other files
 // (faults H5-H7). The rule for every case: either the store refuses to open and says why, or every
 // acknowledged record is there. Never a part of them.
 #include <unistd.h>

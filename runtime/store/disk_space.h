@@ -1,7 +1,7 @@
 // How much room the store's disk has, and what to do when it runs out (fault H3): below 10 % no new jobs,
-// below 2 % the ballast file is given back, below a fixed reserve nothing is written any more. Likewise of
-// files, where the file system has a number of them. RocksDB must never see ENOSPC: the version we use aborts
-// the process then.
+// below 2 % the ballast file is given back, below a fixed reserve nothing is written any more. The same
+// limits hold for the number of files, where the file system has one. RocksDB must never see ENOSPC: the
+// version we use aborts the process then.
 #pragma once
 #include <sys/statvfs.h>
 

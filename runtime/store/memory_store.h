@@ -8,7 +8,7 @@
 
 namespace gtrain::store {
 
-// What survives a "restart" of a memory store: sealed values by key.
+// The part of a memory store that survives a "restart": sealed values by key.
 using MemoryDisk = std::map<std::string, std::string>;
 
 class MemoryStore final : public port::MetaStore {

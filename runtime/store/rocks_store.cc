@@ -63,8 +63,8 @@ class ErrorListener final : public rocksdb::EventListener {
   std::atomic<bool> failed_{false};
 };
 
-// Who holds the lock file of another process's database; 0 = unknown. Never called for a lock of our own: to
-// close any descriptor of the file would give that up.
+// The process that holds the lock file of another process's database; 0 = unknown. Never called for a lock of
+// our own: to close any descriptor of the file would give that up.
 pid_t LockOwner(const std::string& path) {
   UniqueFd fd(open((path + "/LOCK").c_str(), O_RDWR | O_CLOEXEC));
   struct flock lock {};
@@ -84,7 +84,8 @@ absl::Status OpenError(const rocksdb::Status& status, const std::string& path) {
         " open; only one may run on a cluster: stop that one first"));
   }
   if (status.IsNoSpace()) return absl::ResourceExhaustedError(absl::StrCat(path, ": ", text));
-  // Also "IO error: No such file" of a table or log the manifest names: a missing file is damage (fault H7).
+  // This includes "IO error: No such file" of a table or log the manifest names: a missing file is damage
+  // (fault H7).
   if (status.IsCorruption() || status.IsIOError() || status.IsNotSupported() || status.IsInvalidArgument()) {
     return absl::DataLossError(
         absl::StrCat("the store in ", path, " is damaged and is not served in part: ", text));

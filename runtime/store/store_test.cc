@@ -115,7 +115,7 @@ TEST(RocksStore, SecondOpenerIsRefused) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(absl::StrCat("process ", getpid())));
 }
 
-// On the strict disk of power_cut_fake.h: what was not synced is gone.
+// On the strict disk of power_cut_fake.h data that was not synced is gone.
 class PowerCutTest : public testing::Test {
  protected:
   std::unique_ptr<port::MetaStore> Open(const std::string& path) {

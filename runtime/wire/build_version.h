@@ -1,5 +1,5 @@
-// What this program is and speaks. One object that nothing else shares, so that a test can link a program of
-// another version by bringing its own (tests/e2e/next_version.cc).
+// The version of this program and of its protocols. One object that nothing else shares, so that a test can
+// link a program of another version by bringing its own (tests/e2e/next_version.cc).
 #pragma once
 #include <cstdint>
 

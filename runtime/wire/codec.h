@@ -18,7 +18,7 @@ namespace gtrain::wire {
 inline constexpr size_t kMessageBytesMax = 16u << 20;
 inline constexpr size_t kControlBytesMax = 1u << 20;
 
-// Who made the bytes decides which kinds Decode lets through.
+// The maker of the bytes decides which kinds Decode lets through.
 using Sender = core::Sender;
 
 // Human text that is not UTF-8 is repaired, infinite durations become the longest one, a loss that is not
@@ -30,8 +30,8 @@ std::string Encode(const core::Message& message);
 // it.
 absl::StatusOr<core::Message> Decode(absl::string_view bytes, Sender sender = Sender::kAny);
 
-// The id of a client's request that Decode refused, so that whoever waits for its answer can be told. "": it
-// is none, or the id is no id either.
+// The id of a client's request that Decode refused, so that its client can be told. "": there is none, or the
+// id is no id either.
 std::string RequestIdOf(absl::string_view bytes);
 
 // "AgentHello", "Revoke", ...: for logs.

@@ -43,8 +43,8 @@ TEST(RecordCodec, AnOlderHeadReadsAStorageFaultAsAPreemption_N13) {
   EXPECT_FALSE(faults[0].getStorage());
 }
 
-// What a head of before jobs had several records makes of them: a kind that it does not know, which it sets
-// aside by name as this one does with those of the next version.
+// To a head from before jobs had several records these are of an unknown kind, which it sets aside by name,
+// as this one does with those of the next version.
 TEST(RecordCodec, RecordsOfANewerHeadAreRefused_N13) {
   constexpr size_t kKindAt = 2 * sizeof(capnp::word);  // behind the table of segments and the root's pointer
   constexpr uint16_t kNewestOfBefore = proto::Record::CHECKPOINT;
@@ -65,7 +65,7 @@ TEST(RecordCodec, RecordsOfANewerHeadAreRefused_N13) {
   }
 }
 
-// What each exit of a rank writes besides itself.
+// Each exit of a rank writes the status besides itself.
 TEST(RecordCodec, AStatusIsAsLongForAThousandRanksAsForOne) {
   core::JobRecord job = SampleJobRecord();
   const size_t of_one = EncodeRecord(core::StatusRecordOf(job)).size();

@@ -7,7 +7,7 @@
 
 namespace gtrain::wire {
 
-// At least one of every alternative, every field away from its default.
+// The samples have at least one of every alternative, every field away from its default.
 std::vector<core::Message> SampleMessages();
 std::vector<core::Record> SampleRecords();
 

@@ -1,4 +1,4 @@
-// What text and ids may contain on the wire and in records.
+// The characters that text and ids may contain on the wire and in records.
 #include "absl/strings/ascii.h"
 #include "base/utf8.h"
 #include "runtime/wire/fields.h"

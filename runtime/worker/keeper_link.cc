@@ -37,7 +37,7 @@ constexpr int kBusyPollMs = 100;
 constexpr absl::Duration kSayWaiting = absl::Seconds(3);
 constexpr absl::Duration kLookWanted = absl::Milliseconds(100);
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
-// After a deadline: for the answer to the question whom it was that we waited for.
+// The patience, after a deadline, for the answer to the question which ranks are missing.
 constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
 constexpr absl::Duration kAskWhoIsMissing = absl::Seconds(2);
 
@@ -187,7 +187,7 @@ absl::StatusOr<std::vector<std::string>> KeeperLink::AllGather(absl::string_view
   return AwaitTable(core_.exchanges() - 1, deadline);
 }
 
-// What the agent said to WorkerOverdue.
+// The agent's answer to WorkerOverdue.
 std::string KeeperLink::WhoIsMissingLocked() const {
   if (core_.missing().empty()) return absl::StrCat("; `gtrain status ", env_.job, "` shows who is late");
   return absl::StrCat("; no word from rank", core_.missing().size() > 1 ? "s " : " ",
@@ -223,7 +223,7 @@ absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(uint64_t sequenc
     });
     return table || !AliveLocked().ok() || Now() >= deadline;
   };
-  // Once somebody has left, who is missing is asked for now and then: the table may only be slow.
+  // Once a rank has left, the missing ranks are asked for now and then: the table may only be slow.
   for (bool over = wait_until(deadline, true); !over;) {
     over = wait_until(std::min(deadline, Now() + kAskWhoIsMissing), false);
     if (!over) GT_RETURN_IF_ERROR(AwaitedLeftLocked(sequence));
@@ -470,7 +470,7 @@ void KeeperLink::RelayedIn(const std::string& body) {
   if (auto missing = ParseMissing(body)) StepLocked(*missing);
 }
 
-// What the program reported last must not be lost because it ends at once.
+// The last report of the program must not be lost because it ends at once.
 void KeeperLink::SayGoodbye(KeeperClient& client) {
   const Instant deadline = Now() + kGoodbye;
   {

@@ -48,11 +48,11 @@ class KeeperLink final : public comm::Bootstrap {
     Report(core::WorkerNote{core::kCompressionNote, text});
   }
 
-  // As port::WriterHost says.
+  // Implements port::WriterHost.
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
                                                absl::FunctionRef<bool()> wanted);
 
-  // Never block and never fail: what cannot be told is not told.
+  // These never block and never fail: a report that cannot be sent is dropped.
   void Report(const core::WorkerEvent& progress_or_checkpoint);
   void CountCollective() { collectives_.fetch_add(1, std::memory_order_relaxed); }
   void CountWaiting(absl::Duration time) {

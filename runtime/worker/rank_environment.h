@@ -1,4 +1,4 @@
-// What gtrain put into this process's environment (docs/protocols/rank-environment.md).
+// The variables that gtrain put into this process's environment (docs/protocols/rank-environment.md).
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -71,7 +71,7 @@ class FakeKeeper {
     }
     GT_CHECK(WriteFileDurable(members_path(), members.dump()).ok());
   }
-  // After the forks, so that no child inherits the thread's locks.
+  // Called after the forks, so that no child inherits the thread's locks.
   void Start() {
     thread_ = std::thread([this] { Loop(); });
   }
@@ -111,12 +111,12 @@ class FakeKeeper {
     return accepted_;
   }
   void set_silent() { silent_ = true; }
-  // Before Start: what it says of writers in its welcome, and whether it has one.
+  // Set before Start: what its welcome says about writers, and whether it has one.
   void set_writers(bool known, bool has) { knows_writers_ = known, has_writers_ = has; }
   void hold_writer() { hold_writer_ = true; }  // the first that is asked for comes with the second
-  // Before Start: the answer to whom an exchange waits for, " 1 2".
+  // Set before Start: the answer to which ranks an exchange waits for, " 1 2".
   void set_missing(const std::string& ranks) { missing_ = ranks; }
-  // Before Start: the ranks it says have ended, to each that takes part in an exchange.
+  // Set before Start: the ranks it says have ended, to each that takes part in an exchange.
   void set_left(const std::string& ranks) { left_ = ranks; }
 
  private:

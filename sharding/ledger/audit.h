@@ -1,4 +1,4 @@
-// What a run says of its data, and the proof from it that each sample was trained exactly once.
+// The record of a run's data, and the proof from it that each sample was trained exactly once.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -36,7 +36,7 @@ struct SaidRecord {
   SampleRecord record;
 };
 
-// What is kept of a generation: batches from `from` to where the next one that is kept begins.
+// The batches of a generation that are kept: from `from` to where the next kept range begins.
 struct KeptRange {
   uint64_t generation = 0;
   int ranks = 1;

@@ -1,9 +1,9 @@
-// The sample ledger: which samples a batch consists of, and which of them a rank takes.
+// The sample ledger: the samples of each batch, and each rank's share of them.
 //
 // Both follow from numbers alone: the order of an epoch from (seed, epoch), the batch from where the last one
-// ended, a rank's share from its number and the number of ranks. So ranks agree without a message, whoever
-// takes over a share knows which samples they are, and each sample of an epoch is trained exactly once at any
-// sequence of numbers of ranks and of batch sizes. What has to be kept is a cursor of three numbers.
+// ended, a rank's share from its number and the number of ranks. So ranks agree without a message, a rank
+// that takes over a share knows its samples, and each sample of an epoch is trained exactly once at any
+// sequence of numbers of ranks and of batch sizes. The state to keep is a cursor of three numbers.
 //
 // Nothing here costs memory or time with the number of samples, epochs or ranks.
 #pragma once

@@ -17,7 +17,7 @@ class Shuffle {
   // 1 <= n <= 2^60; epoch >= 0.
   Shuffle(int64_t n, uint64_t seed, int64_t epoch);
 
-  // What stands at `position`; 0 <= position < n. Each value below n stands at exactly one position.
+  // Returns the value at `position`; 0 <= position < n. Each value below n stands at exactly one position.
   int64_t At(int64_t position) const;
 
  private:

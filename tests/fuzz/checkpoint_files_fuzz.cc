@@ -132,7 +132,7 @@ Manifest SampleOfVersion2() {
   return manifest;
 }
 
-// Of 65 ranks, each with bytes of its own, the last in a part of its own.
+// A part of 65 ranks, each with bytes of its own, the last in a part of its own.
 ManifestPart SamplePart() {
   return {.id = kId,
           .world_size = 65,

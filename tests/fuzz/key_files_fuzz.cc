@@ -1,4 +1,5 @@
-// What lets somebody into a cluster (faults X2, X3): join tokens, the list of allowed keys, endpoints.
+// Fuzzes the texts that let a peer into a cluster (faults X2, X3): join tokens, the list of allowed keys,
+// endpoints.
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "net/zmq/ingress.h"

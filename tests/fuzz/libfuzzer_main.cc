@@ -1,4 +1,4 @@
-// What libFuzzer calls; compiled once a target with GTRAIN_FUZZ_TARGET naming it.
+// The entry points of libFuzzer; compiled once a target with GTRAIN_FUZZ_TARGET naming it.
 #include <cstdint>
 
 #include "base/check.h"

@@ -1,5 +1,6 @@
-// What ranks and near servers of other machines say about copies of shards (docs/protocols/copies.md): any
-// bytes are understood or refused, and what is understood is said again in the same bytes.
+// Fuzzes the messages between ranks and near servers of other machines about copies of shards
+// (docs/protocols/copies.md): any bytes are understood or refused, and an understood message is encoded again
+// to the same bytes.
 #include "base/check.h"
 #include "checkpoint/near/near_wire.h"
 #include "tests/fuzz/target.h"

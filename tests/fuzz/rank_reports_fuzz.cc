@@ -1,5 +1,5 @@
-// What programs say (fault P9 and the lying rank): relayed JSON, report lines, output lines against patterns,
-// any cut of the stream into pieces.
+// Fuzzes the reports of programs (fault P9 and the lying rank): relayed JSON, report lines, output lines
+// against patterns, any cut of the stream into pieces.
 #include <cmath>
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// What lies in the head's store (fault B13): the sealed value and the record inside it.
+// Fuzzes the head's store (fault B13): the sealed value and the record inside it.
 #include "base/check.h"
 #include "runtime/store/sealed_value.h"
 #include "runtime/wire/record_codec.h"

@@ -1,5 +1,5 @@
-// Every input in the corpora, every seed and every short damage of a seed through the same functions
-// libFuzzer calls, in an ordinary build: what was found once stays fixed.
+// Runs every input in the corpora, every seed and every short damage of a seed through the same functions
+// libFuzzer calls, in an ordinary build: a defect that was found once stays fixed.
 #include <gtest/gtest.h>
 
 #include <filesystem>

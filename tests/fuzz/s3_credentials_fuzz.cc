@@ -1,5 +1,5 @@
-// What says which keys are to be used (faults B11, B12, X11): metadata services, containers, STS, the output
-// of a credential_process, the files of the AWS tools. Whole keys that can be sent in a header, or an error.
+// Fuzzes the sources of S3 keys (faults B11, B12, X11): metadata services, containers, STS, the output of a
+// credential_process, the files of the AWS tools. Whole keys that can be sent in a header, or an error.
 #include "absl/strings/match.h"
 #include "base/check.h"
 #include "checkpoint/s3/credentials.h"

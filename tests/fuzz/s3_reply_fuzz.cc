@@ -1,4 +1,4 @@
-// What an S3 server says (fault B11), and where it is said to be: a whole small tree, or an error.
+// Fuzzes the replies of an S3 server (fault B11), and its address: a whole small tree, or an error.
 #include "base/check.h"
 #include "checkpoint/s3/s3_store.h"
 #include "checkpoint/s3/xml.h"

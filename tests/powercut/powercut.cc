@@ -1,13 +1,13 @@
 // Power cuts under load (fault H2): a real `gtrain head` with its store on an ext4 file system of its own,
 // clients that submit and stop jobs, and at a random moment the file system is shut down without flushing
-// (ioctl EXT4_IOC_SHUTDOWN, NOLOGFLUSH): what was not synced is gone, as when the plug is pulled. Then the
-// head is killed, the file system mounted again (its journal is replayed), a new head started, and everything
-// that was ever acknowledged looked for.
+// (ioctl EXT4_IOC_SHUTDOWN, NOLOGFLUSH): writes that were not synced are gone, as when the plug is pulled.
+// Then the head is killed, the file system mounted again (its journal is replayed), a new head started, and
+// everything that was ever acknowledged looked for.
 //
 //   lost         an acknowledged job that is not there, or an acknowledged stop that did not happen
 //   resurrected  a job that was over and is not any more, or one that nobody asked for
 //   duplicated   two jobs of one request: every request whose answer the cut took is repeated under its id
-//   (H15)
+//                (H15)
 //
 //   powercut --gtrain build/bin/gtrain [--cuts N] [--workers N] [--seed N]
 //
@@ -155,7 +155,7 @@ struct Totals {
   std::atomic<int64_t> acknowledged{0}, unanswered{0}, lost{0}, resurrected{0}, duplicated{0};
 };
 
-// What one worker's clients know: requests by name of the job they are about.
+// The requests of one worker's clients, by the name of their job.
 struct Known {
   core::ClientRequest submit;
   std::string job;         // answered: the job's id

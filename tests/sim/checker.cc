@@ -25,7 +25,7 @@ uint64_t HashOf(const core::GenerationGrant& grant) {
 
 std::string G(const JobId& job, uint64_t generation) { return absl::StrCat(job.value, " g", generation); }
 
-// Of a head whose disk is full (head_process.cc).
+// The answer of a head whose disk is full (head_process.cc).
 bool NotStored(const core::ClientReply& reply) {
   return reply.code == static_cast<int>(absl::StatusCode::kAborted) &&
          absl::StrContains(reply.error, "not stored");
@@ -46,7 +46,7 @@ const core::JobRecord* Checker::Record(const JobId& job) const {
 
 // ---------------------------------------------------------------- the head
 
-// INV-3: what was acknowledged is there again. INV-6: epochs only grow.
+// INV-3: every acknowledged change is there again. INV-6: epochs only grow.
 void Checker::HeadServes(const core::HeadCore& core, int64_t awake) {
   head_served_awake_ = awake;
   if (core.epoch().value <= epoch_) {
@@ -315,7 +315,7 @@ void Checker::CheckResize(const core::JobRecord& record) {
   kernel_.Fail("INV-5", absl::StrCat(record.id.value, " has failed by its resize: ", record.reason));
 }
 
-// INV-5: what was committed before a fault counts for it, and nothing else does.
+// INV-5: a checkpoint that was committed before a fault counts for it, and nothing else does.
 void Checker::CheckCommitted(const core::JobRecord& record, int64_t highest_before) {
   JobTruth& truth = jobs_[record.id];
   if (record.faults.empty() || record.ending != core::Ending::kNone) return;
@@ -382,7 +382,7 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
     const int64_t silence = awake - std::max(node.heard_awake, head_served_awake_);
     if (silence >= Ns(config.dead_after) - kSlack) return std::nullopt;
     if (node.renewed_awake >= *truth.placed_awake) return std::nullopt;
-    // What is granted while the agent cleans up after a dead keeper goes down with it.
+    // A generation that is granted while the agent cleans up after a dead keeper goes down with it.
     const auto died = node.keeper_died.find(truth.grant.job);
     if (died != node.keeper_died.end() && died->second >= truth.granted_at - 5 * kSec) return std::nullopt;
     const bool stands = node.announced_until && *node.announced_until >= truth.granted_at;
@@ -528,7 +528,7 @@ void Checker::CheckDrained(const core::JobFaultRecord& record) {
   }
 }
 
-// INV-3: one request makes one job; what is over stays over. INV-1: numbers only grow.
+// INV-3: one request makes one job; a job that is over stays over. INV-1: numbers only grow.
 void Checker::DurableJob(const core::JobRecord& record) {
   JobTruth& truth = jobs_[record.id];
   const auto [it, fresh] = job_of_request_.try_emplace(record.request_id, record.id);
@@ -782,8 +782,8 @@ void Checker::RankMeetsStorageFault(const RankProcess& rank) {
   if (!truth.storage_fault) truth.storage_fault = rank.rank;
 }
 
-// INV-12: a generation that ended because its storage could not be read is charged to nothing. What the head
-// decided is seen once it has decided.
+// INV-12: a generation that ended because its storage could not be read is charged to nothing. The head's
+// decision is seen once it has decided.
 void Checker::CheckCharges(const core::JobRecord& record) {
   JobTruth& job = jobs_[record.id];
   const bool decided = record.ending == core::Ending::kNone;

@@ -1,5 +1,5 @@
-// The invariants of docs/protocols/invariants.md, checked as events touch what they speak of. The checker
-// sees both what the control plane says and what is really so, and changes neither.
+// The invariants of docs/protocols/invariants.md, checked as events touch their subjects. The checker sees
+// both what the control plane says and what is really so, and changes neither.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,7 +23,7 @@ class Checker {
  public:
   Checker(Kernel& kernel, Disk& disk);
 
-  // What only the world knows.
+  // Facts that only the world knows.
   std::function<const spec::JobSpec*(const std::string& text)> spec_of;
   std::function<int(const NodeId&)> cpus_of;
   std::function<bool(const JobId&, uint64_t timeline, int64_t step)> committed;
@@ -51,7 +51,7 @@ class Checker {
   void KeeperDies(const Machine& machine, const JobId& job);
   void KeeperSwept(const Machine& machine, const JobId& job);  // its agent knows, and its processes are gone
   void MachineDies(const Machine& machine);
-  // When it goes; nullopt: what was announced is taken back.
+  // The time when the machine goes; nullopt: the notice is taken back.
   void MachineAnnounced(const Machine& machine, std::optional<int64_t> leaves_at);
   void LeaseEnds(const JobId& job, uint64_t generation);
 

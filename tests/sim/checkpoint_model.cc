@@ -60,7 +60,7 @@ std::string CheckpointModel::Put(const std::string& name, Instant now) {
   return job.result;
 }
 
-// As checkpoint/engine/saver.cc answers the effects of one rank, rank 0.
+// Answers the effects of one rank, rank 0, as checkpoint/engine/saver.cc does.
 void CheckpointModel::Do(Job& job, const save::Event& first, Instant now) {
   std::deque<save::Event> events = {first};
   while (!events.empty()) {

@@ -20,7 +20,7 @@ class Client {
 
   using Done = std::function<void(const std::optional<core::ClientReply>&)>;
   void Ask(core::ClientRequestBody body, int64_t timeout, Done done);
-  // The same request again, as a person does whose client was killed before the answer came.
+  // Sends the same request again, like a person whose client was killed before the answer came.
   void AskAgain(int64_t timeout, Done done);
   void Kill();
   bool busy() const { return pacer_.has_value(); }

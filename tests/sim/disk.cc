@@ -112,7 +112,7 @@ void Disk::JoinRecords(const JobId& job) {
 
 void Disk::Lose(bool power_cut) {
   ++life_;
-  // What waited for the thread was never written.
+  // A commit or join that still waited for the thread was never written.
   if (!joining_.empty() && kernel_.rng.Chance(0.5) && !join_) LetIn();
   joining_.clear();
   commit_ = join_ = nullptr;

@@ -1,6 +1,7 @@
-// The head's disk and the one thread that writes to it: what is synced, as it is read back, and the one batch
-// that is not. A killed process leaves its batch to the page cache, a power cut takes it or leaves it whole
-// (the log's torn tail is dropped at recovery), an error of fsync says nothing about the outcome.
+// The head's disk and the one thread that writes to it: the synced records, as they are read back, and the
+// one batch that is not synced. A killed process leaves its batch to the page cache, a power cut takes it or
+// leaves it whole (the log's torn tail is dropped at recovery), an error of fsync says nothing about the
+// outcome.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,7 +24,7 @@ class Disk {
   void FailNext(Fault fault) { next_fault_ = fault; }
   void set_full(bool full) { full_ = full; }
   bool full() const { return full_; }
-  // What becomes of an unsynced batch; nullopt: chance decides.
+  // Whether an unsynced batch survives; nullopt: chance decides.
   void set_unsynced_survives(std::optional<bool> survives) { unsynced_survives_ = survives; }
   // fsync takes about this long.
   void set_sync_time(int64_t mean) { sync_mean_ = mean; }
@@ -36,7 +37,7 @@ class Disk {
   void Join(std::vector<std::string> keys, std::function<void(Outcome)> done);
   const std::set<std::string>& members() const { return members_; }
   static NodeId NodeOf(const std::string& key) { return NodeId("node-of-" + key); }
-  // The process is gone (with its machine: power_cut). What was not synced may be there or not.
+  // Ends the process (with its machine: power_cut). Writes that were not synced may be there or not.
   void Lose(bool power_cut);
 
   const std::map<std::string, core::Record>& durable() const { return durable_; }

@@ -97,7 +97,7 @@ void HeadProcess::Resume() {
       absl::Nanoseconds(kernel_.now() - paused_at_);  // at most, as the service knows it
   kernel_.Note(0x4EB0, "the head goes on with ", inbox_.size(), " messages");
   const uint64_t life = life_;
-  // As the loop does: input, then what the disk finished, then the timers.
+  // The order is that of the loop: input, then what the disk finished, then the timers.
   while (!inbox_.empty() && life == life_ && core_ != nullptr) {
     core::PeerMessage message = std::move(inbox_.front());
     inbox_.pop_front();
@@ -189,7 +189,7 @@ void HeadProcess::WhenAwake(std::function<void()> then) {
   then();
 }
 
-// As HeadService does with nodes that ask to be let in.
+// Does what HeadService does with nodes that ask to be let in.
 void HeadProcess::Join(const core::ServiceRequest& request) {
   const auto* join = std::get_if<core::AgentJoin>(&request.message);
   if (join == nullptr) return;
@@ -248,7 +248,7 @@ void HeadProcess::AnswerWithoutStoring() {
   }
 }
 
-// As the service's housekeeping does every two seconds.
+// Does what the service's housekeeping does every two seconds.
 void HeadProcess::LookForRoom() {
   kernel_.After(2 * kSec, [this, life = life_] {
     if (life != life_ || core_ == nullptr) return;

@@ -166,7 +166,7 @@ void KeeperModel::Do(const keeper::Command& command) {
   }
 }
 
-// Its process is there a moment later. What ended the generation before has spared it that.
+// The process of a rank is there a moment later. If the generation ended before, the rank is never started.
 void KeeperModel::PrepareStart(Generation& generation, const keeper::StartRank& start) {
   Rank& rank = generation.ranks[start.rank];
   rank.process = std::make_shared<RankProcess>();

@@ -118,7 +118,7 @@ class Model {
       for (const RankPtr& process : keeper_->Processes()) Act(process);
     }
   }
-  // From outside, as the kernel or a person may.
+  // Kills a rank from outside, as the kernel or a person may.
   void Kill(const RankKey& key) {
     for (const RankPtr& process : keeper_->Processes()) {
       if (RankKey(process->generation, process->rank) == key)
@@ -258,7 +258,7 @@ class Life {
     Script script{static_cast<Does>(rng_.Below(5)), 0};
     constexpr int kCodes[] = {0, 3, 75};
     script.code = kCodes[rng_.Below(3)];
-    // What a fence that is over ends may not yet have become what its script says.
+    // A rank that an expired fence ends may not have done yet what its script says.
     if (fence_over_) script = {Does::kSleeps, 0};
     const bool fresh = model_.scripts.try_emplace(key, script).second;
     script = model_.scripts.at(key);
@@ -300,7 +300,8 @@ class Life {
     AwaitRest();
   }
 
-  // What the head counts on: ranks end without a further word. Those of later generations end as well.
+  // The head relies on the fence: ranks end without a further command. Those of later generations end as
+  // well.
   void FenceEnds() {
     const int64_t left = rng_.Chance(0.5) ? 100 : -5000;
     Tell("fence of ", left, " ms");
@@ -355,7 +356,7 @@ class Life {
     return *it;
   }
 
-  // By somebody else, seen by an agent or by none.
+  // Another process kills a rank, seen by an agent or by none.
   void KillRank(bool detached) {
     const auto living = model_.Living();
     if (living.empty()) return;
@@ -445,7 +446,7 @@ class Life {
     }
     return text;
   }
-  // What a rank said comes before its exit, and all exits of a generation before its end.
+  // The messages of a rank come before its exit, and all exits of a generation before its end.
   static bool InOrder(const std::vector<keeper::Report>& reports) {
     std::set<RankKey> exited;
     std::set<uint64_t> over;
@@ -529,7 +530,8 @@ class Life {
       Wrong("the keeper does not leave after Quit");
   }
 
-  // What it recorded is what the next agent gets: all that nobody has acknowledged, nothing that never was.
+  // The next agent gets everything that the keeper recorded and no agent has acknowledged, and nothing that
+  // never was.
   void KillKeeper() {
     Tell("the keeper is killed");
     const auto pid = host::KeeperPid(dir_);

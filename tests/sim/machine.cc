@@ -100,7 +100,7 @@ void Machine::Freeze(int64_t duration) {
   PauseAgent(duration);
 }
 
-// What the agent's poller reads within its period.
+// The agent's poller reads this notice within its period.
 void Machine::Watch() {
   kernel_.After(kernel_.Between(kMs, 1200 * kMs), [this, life = life_] {
     if (!Mine(life)) return;
@@ -194,7 +194,7 @@ void Machine::InstallOtherAgent(int64_t duration) {
   KillAgent(supervisor_delay);
 }
 
-// What the keeper leaves lies there until an agent has swept it up.
+// The leftovers of a dead keeper lie there until an agent has swept them up.
 void Machine::Bury(const JobId& job, DeadKeeper dead) {
   dead_keepers_[job] = std::move(dead);
   if (core_ != nullptr) SweepSoon(job);
@@ -296,7 +296,7 @@ void Machine::Wake() {
   });
 }
 
-// What the keepers hold must be in the first hello.
+// The generations of the keepers must be in the first hello.
 bool Machine::KnowsItsKeepers() const {
   if (kernel_.now() - started_at_ >= 5 * kSec) return true;
   return std::all_of(handles_.begin(), handles_.end(), [](const auto& item) { return item.second.stated; });
@@ -398,7 +398,7 @@ void Machine::Do(core::ToHead& effect) {
   Do(reconnect);
 }
 
-// As runtime/agent does it, behind the step.
+// Reconnects as runtime/agent does, after the step.
 void Machine::Do(core::Reconnect&) {
   kernel_.After(kMs, [this, life = life_, connection = connection_] {
     if (!Mine(life) || connection == nullptr || connection != connection_) return;
@@ -507,7 +507,7 @@ void Machine::ToKeeperSoon(const JobId& job, Handle& handle, keeper::Command com
                                 command = std::move(command)] {
     const auto now = handles_.find(job);
     if (life == life_ && now != handles_.end() && now->second.link != link) return;  // it was not read
-    // What the agent wrote before it died is in the socket or not.
+    // A command that the agent wrote before it died may have reached the socket or not.
     if (life == life_ || kernel_.rng.Chance(0.5)) keeper->Do(command);
   });
 }

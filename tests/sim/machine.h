@@ -34,10 +34,10 @@ class Machine {
   void KillAgent(int64_t down);  // restarted after `down`
   void PauseAgent(int64_t duration);
   void KillKeeper(const JobId& job);
-  // For `stalled` nothing passes between the agent and the keeper, then the keeper drops its agent; both
-  // live, what was under way is lost, and the agent attaches again.
+  // Drops the link: for `stalled` nothing passes between the agent and the keeper, then the keeper drops its
+  // agent; both live, messages under way are lost, and the agent attaches again.
   void DropKeeperLink(const JobId& job, int64_t stalled);
-  // For so long only an agent that cannot speak to the keepers is installed.
+  // Installs, for `duration`, only an agent that cannot speak to the keepers.
   void InstallOtherAgent(int64_t duration);
   void PowerOff(int64_t down);
   // Its cloud announces what happens in `left`, or takes that back.
@@ -82,7 +82,7 @@ class Machine {
     std::string reason;
   };
 
-  // What the agent does in a job's directories, in their order, beside its loop (runtime/agent/job_files.h).
+  // Work of the agent in a job's directories, in order, beside its loop (runtime/agent/job_files.h).
   struct FileWork {
     bool touches = false;  // else it only waits for what comes before it
     std::function<void()> done;

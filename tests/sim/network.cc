@@ -242,7 +242,7 @@ void Network::Cut(int machine, bool to_head, bool from_head) {
   });
 }
 
-// Whoever hears nothing closes; its close reaches the other end if that direction still works.
+// The end that hears nothing closes; its close reaches the other end if that direction still works.
 void Network::GiveUp(int machine) {
   for (auto& connection : std::vector(by_machine_[machine])) {
     for (const Direction direction : {kToHead, kFromHead}) {

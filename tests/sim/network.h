@@ -1,13 +1,14 @@
 // Connections between machines and the head's machine. A connection is an object, as in the services: a key
 // may have several, old ones may be half-open, and the head sends to the newest it has heard a hello on.
 //
-// Faults look as they do above TCP: a lost segment is a delay of everything behind it; what is reordered are
-// the messages of different connections of one machine; within a connection messages keep their order, and a
+// Faults look as they do above TCP: a lost segment is a delay of everything behind it; only messages of
+// different connections of one machine are reordered; within a connection messages keep their order, and a
 // duplicate follows its original. A message is lost in a connection that lives on only when more wait than
 // may (the high-water mark; in some seeds a small one): the agent connects anew, the head takes the peer for
-// gone. What a client or an agent says again after a reconnect is the other duplicate, and overtakes what the
-// old connection still brings. While a direction is cut messages wait; after 3 s both ends that can notice
-// close and what waited is lost. A half-open connection is one whose head end has not noticed.
+// gone. A message that a client or an agent repeats after a reconnect is the other duplicate, and overtakes
+// what the old connection still brings. While a direction is cut messages wait; after 3 s both ends that can
+// notice close and the waiting messages are lost. A half-open connection is one whose head end has not
+// noticed.
 #pragma once
 #include <deque>
 #include <functional>
@@ -41,15 +42,15 @@ struct Connection {
   uint64_t head_life = 0;
   int64_t slowness = 0;
   int64_t last[2] = {0, 0};  // newest arrival scheduled, by direction
-  // By direction: what was sent and has not arrived, in order, and for how many of them the time of arrival
-  // came while the direction was cut.
+  // By direction: the messages that were sent and have not arrived, in order, and for how many of them the
+  // time of arrival came while the direction was cut.
   std::deque<core::Message> under_way[2];
   size_t held_up[2] = {0, 0};
   std::function<void(core::Message)> deliver;  // at the machine; empty: its process is gone
   std::function<void()> closed;                // the machine's end was closed by the network
 };
 
-// What one message looks like in a trace.
+// Describes one message for a trace.
 std::string Describe(const core::Message& message);
 
 class Network {
@@ -71,7 +72,7 @@ class Network {
   bool CanConnect(int machine) const;
 
   std::shared_ptr<Connection> Connect(int machine, const core::Peer& peer);
-  // From the machine. False: it is closed, or too many wait.
+  // Sends from the machine. False: the connection is closed, or too many messages wait.
   bool Send(Connection& connection, core::Message message);
   bool SendTo(const std::string& route, core::Message message);  // from the head; likewise
   void CloseNear(Connection& connection, bool crashed_machine);  // the machine's process closed or died

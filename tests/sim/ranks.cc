@@ -148,7 +148,7 @@ void Ranks::Up(const RankPtr& rank) {
   });
 }
 
-// As the library does: it says so, and the program ends with the error.
+// Does what the library does: it reports the fault, and the program ends with the error.
 void Ranks::MeetStorageFault(const RankPtr& rank, const std::string& text) {
   if (!rank->alive || !rank->worker || !rank->relay) return;
   const auto said = rank->worker->Step(core::WorkerNote{core::kStorageNote, text}, kernel_.Now());
@@ -204,8 +204,8 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
   kernel_.After(program.step_time, [this, job, generation] { Tick(job, generation); });
 }
 
-// Who waits long finds out which way is broken (comm/ucx/link_probe.h); either side may be the first, or the
-// only one.
+// A rank that waits long finds out which way is broken (comm/ucx/link_probe.h); either side may be the first,
+// or the only one.
 void Ranks::ReportLinks(const Gang& gang) {
   constexpr int64_t kFoundOut = 13 * kSec;
   if (kernel_.now() - gang.stepped_at < kFoundOut) return;

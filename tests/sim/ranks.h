@@ -21,7 +21,7 @@ namespace gtrain::sim {
 
 class Checker;
 
-// What a job's program does; the spec says nothing about it.
+// The behaviour of a job's program, which is not in the spec.
 struct Program {
   bool sdk = false;   // joins a session
   int64_t steps = 0;  // it ends well after so many; 0: never
@@ -53,7 +53,7 @@ struct RankProcess {
   bool lies = false;                // reports steps it did not make
   std::optional<core::WorkerCore> worker;
   std::string table;  // what the entry barrier gave it
-  // To its keeper; empty when the keeper is gone.
+  // Sends to its keeper; empty when the keeper is gone.
   std::function<void(const std::string& json)> relay;
   std::function<void(const std::string& line)> report;
   std::function<void(keeper::Exited)> exited;
@@ -72,7 +72,7 @@ struct Gang {
   int64_t stepped_at = 0;  // or became whole
 };
 
-// The checkpoints of a job that saves by itself: what a resume finds. Those of the SDK are in Saves.
+// The checkpoints of a job that saves by itself, for a resume to find. Checkpoints of the SDK are in Saves.
 struct Checkpoints {
   int64_t newest_step = 0;
   std::set<std::pair<uint64_t, int64_t>> committed;  // (timeline, step)

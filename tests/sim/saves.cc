@@ -28,7 +28,7 @@ std::string ShardText(const ckpt::SaveId& id, int rank) {
 
 bool Runs(const RankProcess& rank) { return rank.alive && !rank.stuck; }
 
-// What Session::Alive says.
+// The answer of Session::Alive.
 bool GenerationLives(const RankProcess& rank) { return rank.relay != nullptr && !rank.over; }
 
 std::string Show(const ckpt::SaveId& id) { return ckpt::AttemptName(id); }
@@ -233,7 +233,7 @@ void Saves::TryNext(const std::shared_ptr<Restoring>& restoring) {
   if (!restoring->status.ok()) return restoring->begun(restoring->status);
   const uint64_t epoch = restoring->team->next.epoch;
   const Directory& directory = *restoring->team->directory;
-  // Who lost the directory has nothing to expect of it.
+  // A team that lost the directory has nothing to expect of it.
   const bool expects = restoring->newest && restoring->newest->epoch <= epoch;
   if (restoring->candidates.empty()) {
     if (restoring->tried > 0) {  // it says so and ends, rather than begin anew
@@ -489,7 +489,7 @@ void Saves::Finished(const Saver& saver, const absl::Status& status) {
     if (!Runs(*other->rank) || !GenerationLives(*other->rank) || other->rank->frozen) return;
   }
   if (team.directory->store.base.Size(ckpt::OwnerKey(saver.id.epoch + 1)).ok()) return;
-  // Of an older timeline: the retention of the newer one may take it before it is read back.
+  // A save of an older timeline may be deleted by the retention of the newer one before it is read back.
   const auto& newest = team.directory->newest;
   if (absl::IsAborted(status) && newest && newest->timeline > saver.id.timeline) return;
   kernel_.Fail("INV-4", absl::StrCat(team.identity.job, " rank ", saver.rank->rank, " gives up ",
@@ -557,7 +557,7 @@ bool Saves::Whole(const Directory& directory, const ckpt::SaveId& id) const {
   });
 }
 
-// What was reported as committed is there and whole, or something newer is.
+// A checkpoint that was reported as committed is there and whole, or a newer one is.
 void Saves::Check(const Directory& directory) {
   if (!directory.newest || Whole(directory, *directory.newest)) return;
   const auto ids = ckpt::ListManifests(&directory.store.base);

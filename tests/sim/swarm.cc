@@ -1,4 +1,4 @@
-// What a seed draws, and how each fault is done to the world.
+// Draws a seed's world and faults, and injects each fault.
 #include <algorithm>
 #include <cmath>
 

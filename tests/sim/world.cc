@@ -351,7 +351,8 @@ std::string World::Leftovers() {
   return "";
 }
 
-// Nor are copies of its checkpoints; and holders of what runs have been told so.
+// No copies of the checkpoints of a job that is over are left either; and the holders of copies of a running
+// job have been told so.
 std::string World::LeftoverCopies() {
   for (const auto& machine : machines) {
     if (machine->config().clone || !machine->agent_alive()) continue;
@@ -372,7 +373,7 @@ std::string World::LeftoverCopies() {
   return "";
 }
 
-// At rest every living node on which nothing of an ended generation runs has said so.
+// Finds, at rest, living nodes on which nothing of an ended generation runs and which have not said so.
 std::string World::Unreleased() {
   for (const auto& [id, job] : disk.jobs()) {
     for (const NodeId& node : job.unreleased) {

@@ -58,7 +58,7 @@ enum class FaultKind {
 };
 const char* Name(FaultKind kind);
 
-// What a seed turns on and how often.
+// The faults that a seed turns on, and how often they happen.
 struct Profile {
   int nodes = 3;
   int64_t faults_for = 20 * kMin;

@@ -35,7 +35,8 @@ class FlatBackend final : public CollectiveBackend {
   absl::Status AllToAll(const OpRecord& record, const Operands& operands, const Watch& watch) override;
 
  private:
-  // Only when somebody differs everybody hears from everybody. data[bytes] becomes the reduction of all.
+  // Only when the record of a rank differs every rank gets the records of all. data[bytes] becomes the
+  // reduction of all.
   absl::Status EnterWith(const OpRecord& record, char* data, size_t bytes, const Watch& watch);
   void Divide(char* data, const OpRecord& record) {
     const int divisor = DivisorOf(record, ranks_);

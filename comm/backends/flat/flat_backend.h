@@ -1,7 +1,8 @@
 // One rank on each machine: schedules of comm/plan on the caller's memory, over the network alone.
 //
-// Of n ranks: a comparison is log2 n rounds of 72 bytes, with which up to 16 KiB go along; what a collective
-// sends is in comm/plan/schedule.h. Scratch of at most 16 MiB, from the first call on that needs some.
+// Among n ranks a comparison is log2 n rounds of 72 bytes, with which up to 16 KiB go along;
+// comm/plan/schedule.h says what a collective sends. Scratch of at most 16 MiB, from the first call on that
+// needs some.
 #pragma once
 #include <memory>
 

@@ -55,7 +55,7 @@ class HierarchicalBackend final : public StagedBackend {
     }
     return parts;
   }
-  // What the ranks of the machine put down of data[count] is reduced into Result(chunk), each rank its part.
+  // Reduces data[count] of the ranks of the machine into Result(chunk), each rank its part.
   absl::Status ReduceHere(uint64_t chunk, uint64_t count, const OpRecord& record,
                           absl::Span<const char* const> from);
   absl::Status ExchangeBlocks(uint64_t chunk, uint64_t bytes, int rails, const Watch& watch);
@@ -79,8 +79,8 @@ absl::Status HierarchicalBackend::Enter(const OpRecord& record, const Watch& wat
   return drifted ? between_->MeasureAgain(pipeline_.Spare(), watch) : absl::OkStatus();
 }
 
-// Of the leader. Among few machines the whole table is one round, among many a round for each: there all
-// agree, by doubling, and only where they do not everybody hears from everybody.
+// Run by the leader. Among few machines the whole table is one round, among many a round for each: there all
+// agree, by doubling, and only where they do not, every machine gets the records of all.
 absl::Status HierarchicalBackend::FillRecords(const OpRecord& record, absl::Span<OpRecord> records,
                                               const Watch& watch) {
   bool same = true;
@@ -111,7 +111,7 @@ absl::Status HierarchicalBackend::ReduceHere(uint64_t chunk, uint64_t count, con
   return absl::OkStatus();
 }
 
-// Also where other machines pass other memory: how data gets into the sums is an affair of each machine.
+// It works also where other machines pass other memory: each machine gets data into the sums in its own way.
 absl::Status HierarchicalBackend::AllReduce(const OpRecord& record, const Operands& operands,
                                             const Watch& watch) {
   char* const data = static_cast<char*>(operands.output);
@@ -308,7 +308,7 @@ absl::Status HierarchicalBackend::AllToAll(const OpRecord& r, const Operands& op
   const size_t element = DTypeSize(r.dtype), block = r.count * element, ranks = order_.size();
   const size_t self = static_cast<size_t>(hierarchy_.node), own = sizes_[self], first = begins_[self];
   const auto local = static_cast<size_t>(hierarchy_.local);
-  // The same on all machines, however many ranks are on each.
+  // The chunks are the same on all machines, however many ranks are on each.
   const uint64_t per_chunk =
       std::max<uint64_t>(1, std::min(kSlotBytes / ranks, shm_->result_bytes() / (ranks * most_)) / element);
   const uint64_t chunks = (r.count + per_chunk - 1) / per_chunk;

@@ -18,8 +18,8 @@
 namespace gtrain::comm {
 namespace {
 
-// What all ranks together read out of the posts in one small collective: bounds the time that a machine with
-// many ranks spends on what two stages would do better.
+// The bytes that all ranks together read out of the posts in one small collective: bounds the time that a
+// machine with many ranks spends on what two stages would do better.
 constexpr size_t kInlineTotal = 128 << 10;
 
 void Hand(bool around, void* to, const void* from, size_t bytes) {

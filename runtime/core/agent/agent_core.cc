@@ -97,7 +97,7 @@ AgentStep AgentCore::Impl::Step(const AgentEvent& event, Instant now) {
   return context_.TakeStep();
 }
 
-// What is not for an agent is dropped, and so is everything of a head of a lower epoch than the highest
+// Messages that are not for an agent are dropped, and so are all of a head of a lower epoch than the highest
 // heard.
 void AgentCore::Impl::OnMessage(const Message& message) {
   const Overloaded hear{[&](const AgentWelcome& m) { head_.OnWelcome(m); },

@@ -54,7 +54,7 @@ struct AgentConfig {
   std::vector<JobId>
       near_left;  // jobs of whose copies there were some in near_memory when this agent started
 
-  // What the core may ask of the outside at the moment of a start. All bounded and quick.
+  // Questions that the core may ask of the outside at the moment of a start. All are bounded and quick.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
   std::function<absl::StatusOr<std::string>(const std::string& path)> read_secret;
   std::function<bool(const std::string& address, int port)> port_is_free;
@@ -127,8 +127,8 @@ struct ToKeeper {  // starts the job's keeper if it has none
   JobId job;
   keeper::Command command;
 };
-// What is in the directory of a job may take for ever; later BeginGeneration and StartRank of that job wait
-// for it, nothing else does.
+// Files in the directory of a job may take for ever to write; later BeginGeneration and StartRank of that job
+// wait for it, nothing else does.
 struct WriteFile {  // replaced atomically; its directory is there
   std::string path;
   std::string data;
@@ -160,8 +160,8 @@ struct DropCopies {  // of checkpoints, of a job that is over
   JobId job;
   std::string folder;
 };
-// On another connection: what was sent on this one is not known to have arrived, though it lives. The first
-// hello of a connection settles all of it.
+// Connects anew: messages sent on this connection may not have arrived, though it lives. The first hello of a
+// connection settles all of it.
 struct Reconnect {};
 struct Leave {  // the agent ends: refused or shut down
   absl::Status status;

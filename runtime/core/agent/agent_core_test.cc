@@ -864,8 +864,8 @@ TEST_F(AgentCoreTest, WhatWasRestoredIsToldToEachHead) {
   EXPECT_EQ(Sent<AgentNote>()[0], (AgentNote{kJob, {1}, 0, "restore", "step 4 in 0.3 s"}));
 }
 
-// Of a storage fault the exit carries the evidence: the note may get lost with a connection, the exit does
-// not.
+// The exit of a rank carries the evidence of a storage fault: the note may get lost with a connection, the
+// exit does not.
 TEST_F(AgentCoreTest, WhatARankSaidOfItsStorageGoesWithItsExit_S7) {
   StartIt(1, 2, 2);  // no head listens: the note itself is dropped
   FromRank(0, R"({"type":"storage","text":"/ckpt: EIO"})", 1);
@@ -935,7 +935,7 @@ TEST_F(AgentCoreTest, AKeeperThatHoldsNothingMayGo) {  // P4: its agent died bef
   EXPECT_TRUE(std::holds_alternative<keeper::Quit>(std::get<ToKeeper>(effects[0]).command));
 }
 
-// What is told to a keeper that is leaving is lost with it, and the start would be charged as a loss.
+// A command to a keeper that is leaving is lost with it, and the start would be charged as a loss.
 TEST_F(AgentCoreTest, AGrantWaitsForTheLeavingKeeper_P4) {
   keeper::State state;
   state.job = kJob.value;
@@ -1059,7 +1059,7 @@ TEST_F(AgentCoreTest, TheKeeperIsToldUntilWhenRanksMayRun_N2) {
     }
   }
   EXPECT_GT(told, (now_ + absl::Seconds(105)).ns / 1'000'000) << "told at least every ten seconds";
-  // What is not answered extends nothing, and what the head says of itself does not, either.
+  // A heartbeat that is not answered extends nothing, and other messages of the head do not, either.
   for (int second = 0; second < 100; ++second) {
     Advance(absl::Seconds(1));
     Step(AgentTick{});
@@ -1073,7 +1073,7 @@ TEST_F(AgentCoreTest, TheKeeperIsToldUntilWhenRanksMayRun_N2) {
   EXPECT_EQ(Commands<keeper::EndGeneration>().size(), 1u);
 }
 
-// Also by an agent that was started later, from what the keeper holds.
+// An agent that was started later gives it back, too, from the keeper's note.
 TEST_F(AgentCoreTest, GivesBackTheSealOfAGrantAsItCame_H8) {
   Welcome();
   Step(FromHead{StartGeneration{{5}, Grant(1, 1, 1), {kSealed, "mac"}}});
@@ -1143,7 +1143,7 @@ TEST_F(AgentCoreTest, QueriesReadLogsByNumbersOnly) {
   EXPECT_FALSE(Sent<AgentAnswer>()[0].ok);
   Step(FromHead{AgentQuery{{5}, 11, AgentQuery::Kind::kExec, kJob, {1}, 0, false, 0, {"ls"}}});
   ASSERT_EQ(Commands<keeper::Exec>().size(), 1u);
-  // Who asked is told after this time that there is no answer: no command outlives it.
+  // The client is told after this time that there is no answer: no command outlives it.
   EXPECT_LT(absl::Milliseconds(Commands<keeper::Exec>()[0].timeout_ms), HeadConfig().query_timeout);
 }
 

@@ -1,4 +1,4 @@
-// What an agent says to a keeper that has never heard of a generation, and of one that is over.
+// Tests the agent's commands to a keeper that has never heard of a generation, and of one that is over.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -103,8 +103,8 @@ TEST_F(AgentKeeperTest, WhatIsOverHereIsNotStartedAgain) {
   EXPECT_EQ(Gone(), Generations{3});
 }
 
-// The head's disk was full, so the word to forget the job came before the welcome, and what was gone
-// meanwhile had been told to nobody: the head waited for it for ever.
+// The head's disk was full, so the order to forget the job came before the welcome, and the generations that
+// were gone meanwhile had been reported to nobody: the head waited for it for ever.
 TEST_F(AgentKeeperTest, WhatIsForgottenBeforeTheWelcomeIsToldBehindIt) {
   Start(4);
   Step(HeadUp{"10.0.0.1"});  // greets again

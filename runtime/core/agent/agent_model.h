@@ -40,8 +40,8 @@ struct AgentRank {
   std::optional<uint64_t> cpu_ms;                // as seen last
   Instant seen_at, rests_since;                  // since then it used no processor time
   std::map<uint64_t, uint64_t> exchange_relays;  // sequence -> relay id to acknowledge
-  // What it said last of its storage goes with its exit. The keeper keeps the message until there is another,
-  // so that an agent which restarts hears it again.
+  // The rank's last message about its storage, which goes with its exit. The keeper keeps the message until
+  // there is another, so that an agent which restarts hears it again.
   std::string storage;
   std::optional<uint64_t> storage_relay;
 };

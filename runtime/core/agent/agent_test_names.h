@@ -1,4 +1,4 @@
-// Who and what the tests of the agent's core are about.
+// The names of jobs and nodes in the tests of the agent's core.
 #pragma once
 #include "runtime/core/values/messages.h"
 

@@ -1,8 +1,8 @@
-// What clouds say before they take a machine away, read without trust. PURE. Faults B12, N11.
+// Parses the notices of clouds before they take a machine away, without trust. PURE. Faults B12, N11.
 //
 // A reply that is not exactly what the cloud documents is an error and never a notice: no action, the caller
 // counts it. The absence of a notice is nullopt. Wall clocks are not ours to believe: the time left is the
-// notice's time minus the reply's own Date, clamped to what the cloud gives at most.
+// notice's time minus the reply's own Date, clamped to the most that the cloud gives.
 #pragma once
 #include <optional>
 #include <string>

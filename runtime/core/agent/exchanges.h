@@ -19,8 +19,8 @@ class Exchanges {
 
   void Exchange(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said,
                 uint64_t relay);
-  // A rank has waited long enough to give up and asks for whom. Of other nodes only the head knows: it
-  // answers a part that it has already.
+  // Called when a rank has waited long enough to give up and asks which ranks are missing. Only the head
+  // knows about other nodes: it answers a part that it has already.
   void SayWhoIsMissing(const JobId& job, const AgentGeneration& generation, int number, uint64_t sequence);
   void SendExchangePart(const JobId& job, const AgentGeneration& generation, uint64_t sequence);
   void OnTable(const ExchangeTable& table);

@@ -172,8 +172,8 @@ bool Generations::LetsEmptyKeeperGo(const JobId& job, const keeper::State& state
   return true;
 }
 
-// What was under way when a connection to the keeper broke was never read. A generation that has ended here
-// and never began there is gone once the keeper has said so.
+// Commands that were under way when a connection to the keeper broke were never read. A generation that has
+// ended here and never began there is gone once the keeper has said so.
 void Generations::EndWhatNeverBegan(const JobId& job, const AgentJob& record, const keeper::State& state) {
   for (const auto& [number, generation] : record.generations) {
     const bool there =
@@ -378,7 +378,8 @@ void Generations::FinishIfSettled(const JobId& job) {
     AgentGeneration& generation = entry->second;
     const bool acked = std::all_of(generation.ranks.begin(), generation.ranks.end(),
                                    [](const auto& item) { return item.second.exit && item.second.acked; });
-    // Also of a job that is forgotten: the word may have come before the welcome, and the head waits.
+    // Generations of a forgotten job count, too: ForgetJob may have come before the welcome, and the head
+    // waits.
     if (!generation.gone || !acked || !generation.gone_told) {
       ++entry;
       continue;

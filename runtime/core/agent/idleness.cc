@@ -1,11 +1,11 @@
 // Ranks that rest: neither output, nor a step, nor processor time. The head is told of each, with the
-// function of the kernel in which it waits; what it means for the job is the head's to say, which hears of
-// all ranks.
+// function of the kernel in which it waits; the head, which hears of all ranks, decides what that means for
+// the job.
 //
-// What it costs: nothing while ranks write or step. Ranks that have been silent for a quarter of
-// `progress.stall` (15 min) are looked at together, every quarter of it, at least 1 s and at most 60 s apart,
-// and the look comes with a heartbeat, so that it wakes nobody. However many ranks are silent it is one pass
-// over /proc; the head hears of a rank when it begins to rest, waits elsewhere, or works again.
+// It costs nothing while ranks write or step. Ranks that have been silent for a quarter of `progress.stall`
+// (15 min) are looked at together, every quarter of it, at least 1 s and at most 60 s apart, and the look
+// comes with a heartbeat, so that it wakes no process of its own. However many ranks are silent it is one
+// pass over /proc; the head hears of a rank when it begins to rest, waits elsewhere, or works again.
 #include "runtime/core/agent/idleness.h"
 
 #include <algorithm>

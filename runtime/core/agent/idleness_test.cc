@@ -1,4 +1,4 @@
-// What an agent says of ranks that rest, and who reads their stacks.
+// Tests the agent's reports about ranks that rest, and which process reads their stacks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

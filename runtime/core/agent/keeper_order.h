@@ -2,13 +2,13 @@
 // PURE.
 //
 // The files of a job may answer late or never (fault P8), and ranks may not begin before their directories
-// hold what they need. So what begins ranks waits behind the file work of its job. What ends them waits for
-// nothing: it overtakes, and comes once more behind what waits, because a keeper answers only for a
-// generation that it has heard of. A rank whose end has overtaken its start is never started. Everything else
-// is sent at once.
+// hold what they need. So commands that begin ranks wait behind the file work of their job. Commands that end
+// ranks wait for nothing: they overtake, and are sent once more behind what waits, because a keeper answers
+// only for a generation that it has heard of. A rank whose end has overtaken its start is never started.
+// Everything else is sent at once.
 //
-// The caller keeps what waits, one queue a job, and asks again when its turn has come; runtime/agent and
-// tests/sim do that with the same object. Loop-owned, not thread-safe; never blocks.
+// The caller keeps the waiting commands, one queue a job, and asks again when their turn has come;
+// runtime/agent and tests/sim do that with the same object. Loop-owned, not thread-safe; never blocks.
 #pragma once
 #include <cstdint>
 #include <map>

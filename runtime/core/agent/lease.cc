@@ -17,8 +17,8 @@ void Lease::SetLength(absl::Duration fence_after) {
   lease_known_ = true;
 }
 
-// From the sending of what the head has answered: the head counts from when it heard that, which is later. It
-// costs a frame a job every twelfth of a lease, however many ranks.
+// The lease runs from the sending of the heartbeat that the head has answered: the head counts from when it
+// heard that, which is later. It costs a frame a job every twelfth of a lease, however many ranks.
 void Lease::ExtendLease(Instant sent) {
   lease_from_ = std::max(lease_from_, sent);
   if (fence_after_ <= absl::ZeroDuration() || context_.now() < next_fence_) return;

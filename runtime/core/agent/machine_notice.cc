@@ -8,8 +8,8 @@
 
 namespace gtrain::core {
 
-// The same notice again is news only when it comes nearer, an answer without one only after one, or once: the
-// head may remember a notice that was taken back while no agent was running.
+// A repeated notice is news only when its time comes nearer. An answer without a notice is news only after
+// one with a notice, or once: the head may remember a notice that was taken back while no agent was running.
 void MachineNotice::OnCloudSays(const CloudSays& event) {
   constexpr absl::Duration kNearer = absl::Seconds(1);
   const NodeNotice& notice = event.notice;

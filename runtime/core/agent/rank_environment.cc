@@ -20,7 +20,8 @@ using Env = std::map<std::string, std::string>;
 // Would put foreign code into every process of the job before its first line.
 bool Forbidden(const std::string& name) { return name == "LD_PRELOAD" || name == "LD_AUDIT"; }
 
-// What a program needs to run at all, from the agent, when the client's environment is not inherited.
+// The variables that a program needs to run at all, taken from the agent when the client's environment is not
+// inherited.
 Env BaseEnv(const Env& own) {
   Env env = {{"PATH", "/usr/local/bin:/usr/bin:/bin"}};
   for (const char* name : {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"}) {
@@ -180,7 +181,7 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
   (*env)["GTRAIN_CHECKPOINT_SECRET"] = grant.near_secret;
 }
 
-// In the words of ParseCompression (comm/codec/compressor.h).
+// Writes the codecs in the words of ParseCompression (comm/codec/compressor.h).
 void AddCompression(const spec::CommPolicy& comm, Env* env) {
   if (comm.codecs.empty()) return;
   const auto word = [](std::string* out, const spec::CommCodec& codec) {
@@ -221,7 +222,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
         "GTRAIN_TAKEOVER"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
-  // What a Python program prints is seen when it prints it; anywhere but on a terminal it would keep 8 KiB
+  // The output of a Python program is seen when it prints it; anywhere but on a terminal it would keep 8 KiB
   // back.
   env.emplace("PYTHONUNBUFFERED", "1");
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));

@@ -1,5 +1,5 @@
-// What a rank finds when it starts: environment, command, members file. PURE.
-// The contract is docs/protocols/rank-environment.md.
+// The environment, command and members file with which a rank starts. PURE. The contract is
+// docs/protocols/rank-environment.md.
 #pragma once
 #include <map>
 #include <string>
@@ -19,7 +19,8 @@ absl::StatusOr<std::map<std::string, std::string>> RankEnvironment(const AgentCo
                                                                    const spec::JobSpec& spec, int rank,
                                                                    const std::string& token);
 
-// Of what the client sends along: the file that `python3`, as the job names it, is on the client's machine.
+// A variable that the client sends along: the file of `python3`, as the job names it, on the client's
+// machine.
 inline constexpr char kClientPython[] = "GTRAIN_CLIENT_PYTHON";
 
 // Begins the last line on stderr of a rank whose node could not be set up.

@@ -1,5 +1,6 @@
-// What programs say, read without trust: relayed JSON of SDK ranks, JSON lines of $GTRAIN_REPORT, and
-// `progress:` patterns in output lines. PURE. Nothing here fails: what cannot be understood is left out.
+// Parses the reports of programs without trust: relayed JSON of SDK ranks, JSON lines of $GTRAIN_REPORT, and
+// `progress:` patterns in output lines. PURE. Nothing here fails: a report that cannot be understood is left
+// out.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,7 +16,7 @@ namespace gtrain::core {
 
 inline constexpr size_t kLinkTextBytesMax = 300;
 inline constexpr size_t kPolicyBytesMax = 200;
-// What a rank says with more is not taken, and told as an event of its job: it would not reach the head.
+// A longer text of a rank is refused, and the refusal is an event of its job: it would not reach the head.
 inline constexpr size_t kManifestBytesMax = 4096;
 inline constexpr size_t kBlobBytesMax = 1 << 20;
 inline constexpr char kRefusedNote[] = "refused";

@@ -17,7 +17,7 @@
 namespace gtrain::core {
 namespace {
 
-// What a later agent needs to adopt the generation; the keeper keeps it.
+// The note that a later agent needs to adopt the generation; the keeper keeps it.
 std::string NoteOf(const AgentConfig& config, const GenerationGrant& grant, const GrantSeal& seal) {
   nlohmann::json note = {{"run_dir", grant.run_dir},
                          {"world_size", grant.world_size},
@@ -49,8 +49,8 @@ uint64_t Starter::ProcessesMax(const spec::JobSpec& spec) const {
   return static_cast<uint64_t>(config_.pid_max) / 2;
 }
 
-// Of a bare name each machine finds its own, by a PATH that need not have the virtual environment in which
-// the job was launched; a program that lacks a package then says nothing of why.
+// Each machine finds its own program for a bare name, by a PATH that need not have the virtual environment in
+// which the job was launched; the error of a program that lacks a package does not say so.
 void Starter::CompareProgram(const GenerationGrant& grant, const AgentGeneration& generation,
                              const std::map<std::string, std::string>& env) {
   const auto launched = env.find(kClientPython);

@@ -1,4 +1,4 @@
-// What an agent tells of its ranks' output.
+// Tests the agent's reports of its ranks' output.
 #include <gtest/gtest.h>
 
 #include "runtime/core/agent/agent_core.h"
@@ -106,7 +106,7 @@ TEST_F(AgentTails, WhoIsWelcomedAgainTellsAll) {
   EXPECT_EQ(Held(), said_);
 }
 
-// Also of one whose log its disk refuses, so that the log's end stays where it was.
+// Output is reported, too, when the disk refuses its log, so that the log's end stays where it was.
 TEST_F(AgentTails, WhatALogDoesNotTakeIsToldAllTheSame) {
   Welcome(true);
   for (const char* text : {"one\n", "two\n", "disk full\n"}) {

@@ -19,8 +19,8 @@ class ConsoleSessions {
   static constexpr int kOnNodeMax = 16;
   static constexpr absl::Duration kSilenceMax = absl::Seconds(30);  // above the time that keepers wait
 
-  // To be called for each turn. ResourceExhausted: a console that begins would be one too many; the message
-  // says for whom.
+  // Called for each turn. ResourceExhausted: a console that begins would be one too many; the message says
+  // for which user or node.
   absl::Status Turn(const Console& turn, const std::string& user, const NodeId& node, Instant now);
   void End(const std::string& session) { open_.erase(session); }
   size_t open() const { return open_.size(); }

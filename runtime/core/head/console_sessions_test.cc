@@ -1,4 +1,4 @@
-// Consoles through the head: who may, how many, and what of it an agent is asked.
+// Tests consoles through the head: who may open one, how many there are, and what an agent is asked.
 #include "runtime/core/head/console_sessions.h"
 
 #include "gmock/gmock.h"

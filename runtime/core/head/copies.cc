@@ -15,9 +15,9 @@ namespace gtrain::core {
 Copies::Copies(HeadContext& context, HeadModel& model, Recovery& recovery)
     : context_(context), model_(model), config_(context.config()), recovery_(recovery) {}
 
-// In order of preference: first those of the generation before, which have copies already, of their own ranks
-// or as holders, and so stay in the grant even if others are chosen. Then those that keep copies for the
-// fewest jobs.
+// Lists the candidates in order of preference: first those of the generation before, which have copies
+// already, of their own ranks or as holders, and so stay in the grant even if others are chosen. Then those
+// that keep copies for the fewest jobs.
 std::vector<NodePlace> Copies::Candidates(const Job& job, const std::vector<NodePlace>& of_job,
                                           const std::set<NodeId>& before) const {
   std::set<NodeId> unwanted;

@@ -35,7 +35,7 @@ class HeadCopiesTest : public HeadTestWorld {
     FromNode(node, At(node, zone, cpus));
   }
 
-  // Of the newest grant.
+  // The holders in the newest grant.
   std::vector<std::string> Holders() const {
     std::vector<std::string> ids;
     const auto grants = Sent<StartGeneration>();
@@ -114,7 +114,8 @@ TEST_F(HeadCopiesTest, TheMachineThatTakesALostOnesPlaceAsksTheHolderOfBefore) {
   const JobId job = Submit("train 1 1 copies");
   EXPECT_THAT(Holders(), ElementsAre("4"));
   StartRanks(job);
-  // In the zone of the holder: another one is the next holder, and the one of before stays for what it has.
+  // This node is in the zone of the holder: another one is the next holder, and the earlier one stays for its
+  // copies.
   Join("2", "c", 4);
   Join("3", "b");
   OnlyTheseAreLeft(job, {"2", "3", "4"});

@@ -1,10 +1,10 @@
-// Whose a checkpoint directory is, as far as the head can know: two jobs of this cluster that save to one
-// would take it from each other, so the second one is refused before anything of it starts. What a program by
-// hand or another cluster does is seen by the ranks themselves, in the directory's owner file.
+// The owner of a checkpoint directory, as far as the head can know: two jobs of this cluster that save to one
+// would take it from each other, so the second one is refused before anything of it starts. Programs outside
+// gtrain and other clusters are seen by the ranks themselves, in the directory's owner file.
 //
 // Directories are compared by name: the head may not see the file system of the nodes. A symbolic link is
-// another name, and the ranks find out. Where the job file names none, the program may save to one of its own
-// choice: the same job file chooses the same again.
+// another name, and the ranks find out. Where the job file names none, the program may save to a directory of
+// its own choice: the same job file chooses the same again.
 #include "runtime/core/head/directories.h"
 
 #include <algorithm>
@@ -19,7 +19,8 @@
 namespace gtrain::core {
 namespace {
 
-// The same but for where the values of its secrets lie: on the local cluster each launch has its own place.
+// Whether two jobs are equal but for the places of their secrets: on the local cluster each launch has its
+// own place.
 bool SameJob(const spec::JobSpec& one, const spec::JobSpec& other) {
   if (one == other) return true;
   if (one.secrets.empty() || one.secrets.size() != other.secrets.size()) return false;
@@ -32,8 +33,8 @@ bool SameJob(const spec::JobSpec& one, const spec::JobSpec& other) {
   return with_places == other;
 }
 
-// A live job of the same file and owner that was seen to save, though its file says nothing of where. Who
-// only runs one program twice at once, with nothing saved, is not kept from it.
+// Finds a live job of the same file and owner that was seen to save, though its file does not say where. A
+// user who only runs one program twice at once, with nothing saved, is not kept from it.
 const Job* TwinThatSaves(const std::vector<Job*>& live, const spec::JobSpec& spec, const std::string& owner) {
   if (!spec.checkpoint.uri.empty() || spec.checkpoint.read_only) return nullptr;
   const auto twin = std::ranges::find_if(live, [&](const Job* job) {
@@ -48,7 +49,7 @@ const Job* TwinThatSaves(const std::vector<Job*>& live, const spec::JobSpec& spe
 Directories::Directories(HeadContext& context, HeadModel& model, JobLife& life)
     : context_(context), model_(model), life_(life) {}
 
-// At most as many as live jobs, once a submit.
+// Finds the other live jobs that save to `location`. Looks at every live job, once a submit.
 std::vector<Job*> Directories::OthersIn(const std::string& location, const JobId& but) {
   std::vector<Job*> others = model_.LiveJobs();
   std::erase_if(others, [&](const Job* job) {
@@ -57,8 +58,8 @@ std::vector<Job*> Directories::OthersIn(const std::string& location, const JobId
   return others;
 }
 
-// What another user's job that never ran would like to have is not its own yet: who starts first has it, and
-// the other one is looked at again when it could start.
+// A directory that another user's job would use is not its own before that job has run: the first to start
+// has it, and the other one is checked again when it could start.
 absl::Status Directories::CheckDirectory(const spec::JobSpec& spec, const std::string& owner_of_new,
                                          Instant now) {
   const std::string location = LocationOf(spec);
@@ -108,8 +109,8 @@ absl::Status Directories::MayTakeOver(const Peer& peer, const spec::JobSpec& spe
   return absl::OkStatus();
 }
 
-// Before a job's first generation. False: another user's job runs there by now, and this one is over. A
-// --takeover is looked at again, too: it was allowed when nobody ran there.
+// Called before a job's first generation. False: another user's job runs there by now, and this one is over.
+// A --takeover is checked again, too: it was allowed when no job ran there.
 bool Directories::DirectoryIsFree(Job& job, Instant now) {
   if (job.record.generation != Generation()) return true;
   for (const Job* other : OthersIn(job.location, job.record.id)) {

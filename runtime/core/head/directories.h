@@ -24,7 +24,7 @@ class Directories {
   // PermissionDenied: to take the directory of a running job is to end it, which is for its owner and for
   // administrators.
   absl::Status MayTakeOver(const Peer& peer, const spec::JobSpec& spec);
-  // To be asked before a job's first generation. False: another user's job runs there by now, and this one is
+  // Called before a job's first generation. False: another user's job runs there by now, and this one is
   // over.
   bool DirectoryIsFree(Job& job, Instant now);
   void SayWhoTakesOver(Job& taker, bool since_its_submit);

@@ -57,7 +57,7 @@ const char* NameOf(NodeState state) {
   return "unknown";
 }
 
-// Of a fault, what is told of it.
+// The part of a fault that is shown to clients.
 FaultRecord Told(const FaultRecord& fault, bool with_tail) {
   FaultRecord told{fault.generation, fault.kind,      fault.rank,   fault.node,   fault.hostname,
                    fault.cause,      fault.exit_code, fault.signal, fault.message};
@@ -123,7 +123,7 @@ struct RankNow {
 constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,    kStorageNote,
                                kSavesNote,       kLogsNote,    kProgressNote, kStuckNote};
 
-// What the ranks of this generation say of themselves, or those of an earlier one said.
+// The notes of the ranks of this generation or, where they have none, of an earlier one.
 using Notes = std::array<std::string, kNotes.size()>;
 
 Notes NotesOf(const Job& job, Instant now) {
@@ -197,15 +197,16 @@ void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) 
 // Without a step for three times as long as one took and at least this, the job has no speed.
 constexpr absl::Duration kPause = absl::Seconds(10);
 
-// Of a program that steps on beyond what its job file says nobody knows when it ends.
+// The time left; nullopt where a program has gone beyond the steps of its job file, since nobody knows its
+// end.
 std::optional<double> SecondsLeft(const JobNow& now) {
   if (!now.step || !now.steps_total || !now.steps_per_second || *now.step > *now.steps_total)
     return std::nullopt;
   return static_cast<double>(*now.steps_total - *now.step) / *now.steps_per_second;
 }
 
-// Loss of the lowest rank that reports one; samples per second of all ranks together. Of a job that is over,
-// what was said last, also to an earlier head.
+// Adds the loss of the lowest rank that reports one, and samples per second of all ranks together. For a job
+// that is over these are the last values reported, also to an earlier head.
 void AddProgress(const Job& job, JobNow& now, Instant at) {
   now.step = job.low_step ? job.low_step : job.top_step;
   // A speed is of steps that come: in a pause there is none, and no end in sight.
@@ -400,8 +401,8 @@ struct FailureDocument : Document {
   }
 };
 
-// What `status` and `why` tell of a job that is over, in one; the service adds its events, which are in a
-// file.
+// Everything that `status` and `why` say about a job that is over, in one document; the service adds its
+// events, which are in a file.
 struct ResultDocument : Document {
   ClusterId cluster;
   JobNow job;
@@ -470,7 +471,7 @@ struct EventsDocument : Document {
 
 // ---------------------------------------------------------------- nodes
 
-// What is said of the machine, by its cloud or by a person.
+// A notice about the machine, by its cloud or by a person.
 struct NoticeNow {
   NoticeKind kind;
   std::string source;
@@ -491,7 +492,8 @@ struct RankHoldingNow {
   std::vector<int> cpus, gpus;
 };
 
-// A job that runs, or may still run something, and what it holds; nodes are places in NodesDocument::nodes.
+// A job that runs, or may still run something, and the resources it holds; nodes are places in
+// NodesDocument::nodes.
 struct HoldingNow {
   JobId id;
   plan::Demand demand;  // what Occupy reads of it

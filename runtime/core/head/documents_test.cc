@@ -1,4 +1,4 @@
-// What readers are answered from: documents that are built elsewhere, tails that were spilled.
+// Tests the sources of answers to readers: documents that are built elsewhere, tails that were spilled.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ class HeadDocumentsTest : public HeadTestWorld {
  protected:
   HeadDocumentsTest() { config_.tails_bytes_max = 4'000; }
 
-  // What the step itself made of a request.
+  // The reply that the step itself made to a request.
   ReplyToClient Asked(ClientRequestBody body) {
     const StepResult step = head_->Step(
         PeerMessage{{Role::kUser, "user1"},
@@ -90,7 +90,8 @@ TEST_F(HeadDocumentsTest, NodesAreToldAsTheyAreNow) {
   EXPECT_EQ(node.at("jobs"), json::array({job.value}));
 }
 
-// Many may wait for the same event. What a stall brings is too much for the loop.
+// Many clients may wait for the same event, and the many events of a stall are too much for the loop to
+// build.
 TEST_F(HeadDocumentsTest, FewEventsAreBuiltAtOnce) {
   Hello("1");
   const JobId job = Run("train 1 1");
@@ -137,7 +138,7 @@ TEST_F(HeadDocumentsTest, AHeadSaysThatItJoinsPieces) {
   EXPECT_TRUE(Sent<AgentWelcome>()[0].second.joins_pieces);
 }
 
-// For as long as the disk of the store is slow they would pile up.
+// Tails would pile up for as long as the disk of the store is slow.
 TEST_F(HeadDocumentsTest, WhatIsSpilledWaitsForNoDisk) {
   Hello("1", 16);
   const JobId job = Run("noisy 8 8");
@@ -162,7 +163,7 @@ TEST_F(HeadDocumentsTest, TailsGoWithTheirJob) {
   EXPECT_TRUE(spilled_.empty());
 }
 
-// What the next head must be able to write, should this one die before it has.
+// The next head must be able to write the result, should this one die before it has.
 TEST_F(HeadDocumentsTest, AResultIsTheSameForTheNextHead) {
   Hello("1");
   const JobId job = Run("train 2 2");

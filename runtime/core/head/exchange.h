@@ -19,7 +19,7 @@ class Exchange {
  public:
   static constexpr size_t kOpenMax = 64;
   static constexpr size_t kDoneKept = 64;
-  // A table goes to each agent as one message of at most 16 MiB; what does not would be said again for ever.
+  // A table goes to each agent as one message of at most 16 MiB; a larger one would be repeated for ever.
   static constexpr size_t kTableBytesMax = 15 << 20;
 
   Exchange(int world, size_t bytes_max) : world_(world), bytes_max_(bytes_max) {}

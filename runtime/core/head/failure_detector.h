@@ -1,4 +1,4 @@
-// FailureDetector: who is suspect, who is dead, from silence alone. PURE.
+// FailureDetector: decides from silence alone which nodes are suspect or dead. PURE.
 #pragma once
 #include <map>
 #include <optional>
@@ -31,13 +31,15 @@ class FailureDetector {
   // At the start of every step: notices that this process was not running for a while and takes
   // that time off everybody's silence. Returns true when it did.
   bool Awake(Instant now);
-  // What the last Awake took off; zero when nobody was listened for, since nothing is due each interval then.
+  // The time that the last Awake took off; zero when no node was listened to, since nothing is due each
+  // interval then.
   absl::Duration slept() const { return slept_; }
   void Heard(const NodeId& node, Instant now);
-  // As if heard `extra` later than now: a longer first patience, also of who is heard meanwhile. A head that
-  // has just been started has the hellos of all nodes to read, and what they send behind them waits.
+  // Counts the node as heard `extra` later than now: a longer first patience, also if it is heard meanwhile.
+  // A head that has just been started has the hellos of all nodes to read, and their other messages wait
+  // behind them.
   void Expect(const NodeId& node, Instant now, absl::Duration extra);
-  // The transport says the connection is gone: suspect now, dead when its time comes.
+  // Called when the transport says that the connection is gone: suspect now, dead when its time comes.
   void Suspect(const NodeId& node, Instant now);
   // Takes a death back until `until`, when it is reported again unless the node was heard: for a silence that
   // other evidence speaks against (fault P4).

@@ -158,7 +158,7 @@ void Faults::FindStorageFault(Job& job) {
     } else if (const auto note = job.rank_notes.find(kStorageNote);
                note != job.rank_notes.end() && !note->second.empty() &&
                job.record.exits.size() < job.ranks.size()) {
-      // The node of the rank that said so does not answer any more: what it said while it lived counts.
+      // The node of the rank with this note does not answer any more: its earlier note counts.
       last.kind = FaultKind::kStorage;
       last.message = Shortened(note->second, 2 << 10);
       context_.Emit(job, "fault", last.message);

@@ -28,7 +28,7 @@ class Faults {
   // the wait, and so does the last one.
   bool AwaitsCause(Job& job, const RankExit& exit, Instant now);
   void FailBy75(Job& job, Instant now);
-  // To be called when all processes of the failed generation are gone, so that all exits are here.
+  // Called when all processes of the failed generation are gone, so that all exits are here.
   void DecideAfterFault(Job& job, Instant now);
   // A head that restarted calls it, too, since it does not know how much of the time had passed.
   void WaitForStorage(Job& job, absl::Duration delay, Instant now);

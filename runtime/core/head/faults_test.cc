@@ -1,5 +1,4 @@
-// What the head remembers of faults: what was committed before them, and when they were, also across its own
-// restart.
+// Tests the head's memory of faults: the commits before them, and their times, also across its own restart.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +36,7 @@ class HeadFaultsTest : public HeadTestWorld {
     End(job, Exit(job, Newest(job), 0, code, absl::StrCat("e", code)));
   }
   std::string Reason(const JobId& job) { return Status(job).at("reason").get<std::string>(); }
-  // Until the next generation runs.
+  // Passes time until the next generation runs.
   void Again(const JobId& job) {
     for (int i = 0; i < 200 && Newest(job) == ended_; ++i) Pass(absl::Seconds(1), {"1"});
     ASSERT_EQ(Newest(job), ended_ + 1) << Reason(job);
@@ -118,8 +117,8 @@ TEST_F(HeadFaultsTest, TheErrorOfAnotherRankIsTheCauseOfAnExit75) {
   EXPECT_THAT(Status(job).at("first_fault").dump(), HasSubstr("ValueError"));
 }
 
-// Who unwinds while the first one says 75 would be ended by us, and its error, or its wish not to be run
-// again, lost.
+// A rank that unwinds while the first one says 75 would be ended by us, and its error, or its exit code
+// against another run, would be lost.
 TEST_F(HeadFaultsTest, AnExit75WaitsForItsCause) {
   config_.cause_grace = absl::Seconds(5);
   Boot();

@@ -10,14 +10,14 @@
 
 namespace gtrain::core {
 
-// What the spec asks for, in the words of the placement. `may_oversubscribe`: this cluster lets
+// The demand of the spec, in the terms of the placement. `may_oversubscribe`: this cluster lets
 // `oversubscribe: auto` mean yes (the local one).
 plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe);
 
 // A node with everything free.
 plan::NodeView ViewOf(const NodeRecord& node);
 
-// Takes what a rank of a granted generation holds there out of the view of its node.
+// Subtracts the resources of a rank of a granted generation from the view of its node.
 void Occupy(plan::NodeView& view, const RankPlace& rank, const plan::Demand& demand);
 
 // One thing that keeps a job waiting: shown by ClientWhy.
@@ -30,7 +30,7 @@ struct Blocker {
   bool operator==(const Blocker&) const = default;
 };
 
-// Of the first so many nodes; the others are counted.
+// The most nodes that are listed; the others are counted.
 inline constexpr size_t kBlockersMax = 32;
 // `holders(node)` = jobs that hold something there; asked for the first kBlockersMax verdicts.
 std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& when_empty,

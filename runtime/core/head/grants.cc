@@ -30,7 +30,7 @@ Grants::Grants(HeadContext& context, HeadModel& model, JobLife& life, Faults& fa
       directories_(directories),
       copies_(copies) {}
 
-// From rank 0's node: a port it found free, that no other live job there has and this job did not just use.
+// Picks a port that rank 0's node found free, that no other live job there has and this job did not just use.
 int Grants::PickPort(const Job& job, const NodeId& node) {
   std::set<int> taken;
   for (const auto& [id, other] : model_.jobs) {
@@ -156,7 +156,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.idle = 0;
   job.idle_from = {};
   job.sizing.room_since.reset();
-  // Until this generation says something else they hold: it may take a while to find out again.
+  // These notes hold until this generation writes others: it may take a while to find out again.
   for (const char* kind : {kOwnerNote, kStorageNote}) {
     if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())
       job.notes_before[kind] = said->second;

@@ -48,7 +48,7 @@ void HeadContext::Answer(const std::string& route, const std::string& id, const 
   out_.push_back(ReplyToClient{route, status.ok() ? ReplyOf(id, std::move(json)) : ReplyOf(id, status)});
 }
 
-// A document is built by whoever delivers it.
+// A document is built when it is delivered.
 void HeadContext::Answer(const PeerMessage& event, const std::string& id,
                          std::shared_ptr<const Document> document) {
   out_.push_back(

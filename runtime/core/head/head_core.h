@@ -23,10 +23,10 @@
 
 namespace gtrain::core {
 
-// How the reason begins for which a generation ends that goes on with more ranks, or with less.
+// Begin the reason of a generation that ends to go on with more ranks, or with fewer.
 inline constexpr char kGrows[] = "it grows from ";
 inline constexpr char kShrinks[] = "it shrinks from ";
-// Of a fault of a planned resize, before what happened.
+// Begins the cause of a fault of a planned resize; what happened follows.
 inline constexpr char kGoesBack[] = "it goes back to ";
 
 struct HeadConfig {
@@ -49,15 +49,15 @@ struct HeadConfig {
   absl::Duration flap_decay = absl::Hours(1);
   absl::Duration quarantine_min = absl::Minutes(1);
   absl::Duration quarantine_max = absl::Hours(1);
-  // From the first report of a broken link to the decision which node the job does without, and for how long
-  // it does (fault W5). Both sides of a link report within link_settle.
+  // The time from the first report of a broken link to the decision which node the job does without, and the
+  // time for which it does (fault W5). Both sides of a link report within link_settle.
   absl::Duration link_settle = absl::Seconds(5);
   absl::Duration avoid_for = absl::Minutes(10);
   absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration fence_margin = absl::Seconds(10);   // from the end of a lease to that of the last rank
   absl::Duration grow_after = absl::Seconds(30);     // room that a job may grow into has been there as long
-  // From growth that came to nothing to the next that nobody asked for, doubling with each in a row.
+  // The time from failed growth to the next that no person asked for, doubling with each failure in a row.
   absl::Duration grow_again_after = absl::Minutes(10);
   absl::Duration reform_grace = absl::Seconds(3);  // TERM to KILL when another generation follows
   absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing
@@ -93,18 +93,20 @@ struct HeadConfig {
 
   // Canonical YAML -> JobSpec (job/spec); injected so that the core needs no YAML library.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
-  // Whether a record can be read back when it is stored as it is; null: always. What a user's request would
-  // make is asked about before it is taken.
+  // Whether a record can be read back when it is stored as it is; null: always. A user's request is checked
+  // with it before it is accepted.
   std::function<absl::Status(const Record&)> check_record;
-  // What only a head of this cluster can say about an epoch, different at each start, and whether a text is
-  // such a proof. Without them no head ever steps down (fault H9).
+  // A text that only a head of this cluster can make about an epoch, different at each start, and whether a
+  // text is such a proof. Without them no head ever steps down (fault H9).
   std::function<std::string(HeadEpoch)> prove_epoch;
   std::function<bool(HeadEpoch, const std::string&)> proves_epoch;
-  // A grant in the bytes in which it is sent, with a proof that only a head of this cluster can make; and
-  // whether such a proof is ours. Without them, nothing is sealed and what agents describe is believed.
+  // Encodes a grant in the bytes in which it is sent, with a proof that only a head of this cluster can make;
+  // and checks whether such a proof is ours. Without them, nothing is sealed and the descriptions of agents
+  // are believed.
   std::function<GrantSeal(const GenerationGrant&)> seal_grant;
   std::function<bool(const GrantSeal&)> proves_grant;
-  // What opens the copies of a job's checkpoints on its machines; 64 hex digits, always the same ones.
+  // The secret that opens the copies of a job's checkpoints on its machines: 64 hex digits, always the same
+  // ones.
   std::function<std::string(const JobId&)> near_secret;
 };
 
@@ -153,24 +155,24 @@ class HeadCore {
   HeadCore(const HeadCore&) = delete;
   HeadCore& operator=(const HeadCore&) = delete;
 
-  // First call, exactly once: empty records make a new cluster, others continue it. Persists
-  // HeadEpoch+1; serve only when that is durable. Of jobs of which a record was set aside, and of those of
-  // which one is missing, what agents hold is taken up as they describe it. FailedPrecondition: the records
-  // are another cluster's. DataLoss: a record contradicts another. `wall`: what the clock on the wall shows
-  // `now`. How long ago a fault was and how long a job has run is counted by it across a restart.
+  // Called first, exactly once: empty records make a new cluster, others continue it. Persists HeadEpoch+1;
+  // serve only when that is durable. Jobs of which a record was set aside or is missing are taken up as the
+  // agents that hold them describe them. FailedPrecondition: the records are another cluster's. DataLoss: a
+  // record contradicts another. `wall` is the wall-clock time at `now`; the age of a fault and the run time
+  // of a job are counted by it across a restart.
   absl::StatusOr<StepResult> Recover(StoredRecords stored, Instant now, absl::Time wall);
 
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
   HeadSnapshot Snapshot() const;
-  // As it is to be stored; nullptr: no such job. For checkers.
+  // The record of a job as it is to be stored; nullptr: no such job. For checkers.
   const JobRecord* RecordOf(const JobId& job) const;
 
   HeadEpoch epoch() const;
-  // Jobs that are over, oldest first, and where their results lie; of older versions, which wrote none,
-  // nothing.
+  // Jobs that are over, oldest first, and where their results lie; empty for jobs of older versions, which
+  // wrote none.
   std::vector<std::pair<JobId, std::string>> Finished() const;
-  // What would be written of one of these now; nullopt: it is forgotten.
+  // The result file that would be written now of one of these jobs; nullopt: it is forgotten.
   std::optional<WriteResult> ResultOf(const JobId& job) const;
   // Newest route of a node's key; nullptr when it has none.
   const std::string* RouteOf(const NodeId& node) const;

@@ -163,7 +163,7 @@ TEST_F(HeadCoreTest, LostNodeReformsOnTheRest_N1) {
   EXPECT_THAT(status.at("reason").get<std::string>(), HasSubstr("at most 3 ranks were asked for"));
 }
 
-// Its connection lives, so it would never say hello by itself, and what was lost would be for good.
+// Its connection lives, so it would never say hello by itself, and the lost message would be lost for good.
 TEST_F(HeadCoreTest, ANodeToWhichAMessageWasLostIsAskedToConnectAnew_W9) {
   Hello("1");
   const auto acked = [&] {
@@ -333,7 +333,7 @@ TEST_F(HeadCoreTest, NobodyDiesInTheRejoinWindow_W13) {
   EXPECT_EQ(State(job), "RECONFIGURING");
 }
 
-// What a half-open connection delivers late is of a former life; only the route of the newest hello counts.
+// A head that died before it wrote a revoke down finishes it when a node says that the generation is revoked.
 TEST_F(HeadCoreTest, RevokeThatWasNeverWrittenDownIsFinished) {
   Hello("1");
   const JobId job = Submit("train 1 1");
@@ -345,8 +345,6 @@ TEST_F(HeadCoreTest, RevokeThatWasNeverWrittenDownIsFinished) {
   EXPECT_EQ(Status(job).at("generation"), 2);
 }
 
-// All ranks have ended and are acknowledged, but a descendant may still run: only "gone" releases.
-// Shared limits are not one user's to use up.
 // One look at all ranks for each status, and at all exits for each of those, was 17 s a round at 4,000 ranks;
 // with these it would be hours, and the limit of this program is minutes.
 TEST_F(HeadCoreTest, ARoundOfManyRanksOfWhichHalfHaveEnded) {
@@ -371,6 +369,8 @@ TEST_F(HeadCoreTest, ARoundOfManyRanksOfWhichHalfHaveEnded) {
   EXPECT_EQ(Status(job).at("step"), 3) << "where its slowest running rank is";
 }
 
+// All ranks of the generation have ended, but a descendant of theirs may still run, so only "gone" releases
+// it.
 TEST_F(HeadCoreTest, HeldWithoutLiveRanksIsNotReleased_P6) {
   Hello("1");
   const JobId job = Submit("train 1 1");
@@ -384,8 +384,9 @@ TEST_F(HeadCoreTest, HeldWithoutLiveRanksIsNotReleased_P6) {
   EXPECT_EQ(Status(job).at("generation"), 2);
 }
 
-// A job is over when its time to end is up, though a machine has not confirmed it. What that one says it
-// holds when it comes back keeps its room until it says "gone": the next job would run beside it.
+// A job is over when its time to end is up, though a machine has not confirmed it. The generation that this
+// machine still holds when it comes back keeps its room until the agent says "gone": the next job would run
+// beside it.
 TEST_F(HeadCoreTest, WhatANodeHoldsOfAJobThatIsOverKeepsItsRoom_P6) {
   Hello("1");
   const JobId job = Submit("train 4 4");
@@ -413,7 +414,7 @@ TEST_F(HeadCoreTest, WhatANodeHoldsOfAJobThatIsOverKeepsItsRoom_P6) {
   EXPECT_TRUE(Stored(job).unreleased.empty());
 }
 
-// Nor is its room free because the next generation of the job is elsewhere (found by the simulator, seed
+// The room stays taken also when the next generation of the job is elsewhere (found by the simulator, seed
 // 659).
 TEST_F(HeadCoreTest, WhatAnOldGenerationHoldsKeepsItsRoom_P6) {
   Hello("1");
@@ -552,7 +553,8 @@ TEST_F(HeadCoreTest, AuthorityComesFromTheKey_X5) {
   EXPECT_THAT(head_->Snapshot().jobs, IsEmpty());
 }
 
-// The namespace of a user is its name: whoever has it, after a head restart too; nobody else but admins.
+// The namespace of a user is its name: every key with that name reaches its jobs, after a head restart too;
+// no other but administrators does.
 TEST_F(HeadCoreTest, UsersReachOnlyTheirOwnJobs_X5) {
   Hello("1");
   const JobId job(
@@ -571,7 +573,8 @@ TEST_F(HeadCoreTest, UsersReachOnlyTheirOwnJobs_X5) {
   EXPECT_EQ(head_->counters().denied, std::size(bodies));
 }
 
-// Who, from where, what, with which outcome; reads leave no line, a repeated request no second one.
+// An audit line says who asked, from where, for what, with which outcome; reads leave no line, a repeated
+// request no second one.
 TEST_F(HeadCoreTest, ChangesAndRefusalsAreAudited) {
   Hello("1");
   const std::string id = "request-once";
@@ -881,7 +884,7 @@ TEST_F(HeadCoreTest, NextGenerationWaitsForTheLastOne_N8) {
   EXPECT_THAT(Sent<StartGeneration>(), SizeIs(1));
 }
 
-// What an old generation's rank still says is not what this one does.
+// Notes of a rank of an old generation are not those of this one.
 TEST_F(HeadCoreTest, WhatRanksSayOfThemselvesIsOfThisGeneration) {
   Hello("1");
   const JobId job = Submit("train 1 1");

@@ -33,7 +33,7 @@ class FenceTest : public HeadTestWorld {
     PassAlive(config_.dead_after + absl::Seconds(1));
     FromNode(Node(0), GenerationGone{job_, {1}});
   }
-  // In the sentence of the job: whom it waits for, and how long at most.
+  // The sentence of the job, which says for whom it waits, and how long at most.
   std::string Reason() { return Status(job_).at("reason"); }
   std::string Node(int rank) { return Status(job_).at("ranks").at(rank).at("node"); }
   void PassAlive(absl::Duration time) {
@@ -115,7 +115,7 @@ TEST_F(FenceTest, AMachineThatWasAnnouncedToGoIsWaitedForUntilThen) {
   EXPECT_EQ(Grants(), 2u);
 }
 
-// Of leases that an earlier head granted nothing is known but that they began before this one.
+// Of the leases that an earlier head granted, this head knows only that they began before its start.
 TEST_F(FenceTest, AHeadThatStartsCountsFromItsStart_H1) {
   LoseNode2("fenced");
   PassAlive(absl::Seconds(60));

@@ -81,7 +81,7 @@ void HeadRecords::WriteJob(Job& job) {
   const JobRecord& record = job.record;
   const JobId& id = record.id;
   JobWritten& written = job.written;
-  // What is written below under one of these keys replaces the deletion.
+  // A write below under one of these keys replaces the deletion.
   for (std::string& key : std::exchange(written.obsolete, {})) context_.Delete(std::move(key));
   if (!std::exchange(written.submission, true)) context_.Write(JobSubmission(record));
 

@@ -1,4 +1,5 @@
-// Jobs as several records: what a change writes, what a restart reads, and what is set aside.
+// Tests jobs as several records: the writes of a change, the reads of a restart, and records that are set
+// aside.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +35,7 @@ class RecordsTest : public HeadTestWorld {
     return keys;
   }
 
-  // What lies under "job/<id>" and below it, without that prefix.
+  // The keys under "job/<id>", without that prefix.
   std::vector<std::string> KeysOnDisk(const JobId& job) const {
     std::vector<std::string> keys;
     for (const std::string& key : KeysOf(GatherJob(disk_, job)))
@@ -42,7 +43,7 @@ class RecordsTest : public HeadTestWorld {
     return keys;
   }
 
-  // Another head that reads the same disk, and what it said.
+  // Starts another head that reads the same disk, and returns its messages.
   std::string Read(std::unique_ptr<HeadCore>& other) {
     other = std::make_unique<HeadCore>(config_, Rng(1));
     const auto recovered = other->Recover(OnDisk(), clock_.Now(), clock_.WallNow());
@@ -63,7 +64,7 @@ class RecordsTest : public HeadTestWorld {
     EXPECT_TRUE(before == after) << Name(after.state) << ": " << after.reason;
   }
 
-  // As a head wrote it before jobs had several records.
+  // Stores the job as a head wrote it before jobs had several records.
   void StoreInTheOldForm(const JobId& job) {
     const JobRecord record = Stored(job);
     for (const std::string& key : KeysOf(GatherJob(disk_, job))) disk_.erase(key);

@@ -38,7 +38,8 @@ class HeadRouteTest : public HeadTestWorld {
   }
 };
 
-// What waited in the transport while the head was not running is not done behind the back of who gave up.
+// A request that waited in the transport while the head was not running is not executed after its client gave
+// up.
 TEST_F(HeadRouteTest, RequestPastItsDeadlineIsNotDone) {
   const auto ask = [&](absl::Duration waited, const std::string& id) {
     Do(head_->Step(
@@ -240,7 +241,7 @@ TEST_F(HeadRouteTest, LateHelloOfAFormerLifeIsNoRival_N3) {
   EXPECT_THAT(Refused(), IsEmpty()) << "the newest is not refused for one of its own older connections";
 }
 
-// Whoever of the two it is, a grant would go to the wrong one or be revoked with it.
+// With two agents a grant could go to the wrong one or be revoked with it.
 TEST_F(HeadRouteTest, NodeWithTwoAgentsGetsNoRanks_N4) {
   HelloOn("route-1", "1", 10);
   HelloOn("second", "2", 20);

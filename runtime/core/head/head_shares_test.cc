@@ -1,4 +1,4 @@
-// What one user, or one job, may take of the head that all share.
+// Tests the shares of one user, and of one job, in the head that all use together.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -155,7 +155,7 @@ TEST_F(HeadSharesTest, NobodyTakesTheDirectoryOfSomebodyElsesJob) {
   EXPECT_TRUE(submit("root", "admins 1 1 in=/w/ckpt", true, Role::kAdmin).ok);
 }
 
-// What a launch may take is looked at again when it starts: the other one may run by then.
+// The right of a launch to take a directory is checked again when it starts: the other job may run by then.
 TEST_F(HeadSharesTest, ATakeoverThatWaitedTakesNothingThatStartedMeanwhile) {
   for (const Role role : {Role::kUser, Role::kAdmin}) {
     disk_.clear();
@@ -216,7 +216,7 @@ TEST_F(HeadSharesTest, AJobThatNeverRanKeepsNobodyElseOut) {
   EXPECT_EQ(Stored(JobId("mine-2")).state, JobState::kRunning);
 }
 
-// Also where the one that waited is the newer of the two: it is not told to stop itself.
+// The waiting job may be the newer of the two: it is not told to stop itself.
 TEST_F(HeadSharesTest, WhoWaitedIsToldWhoHasTheDirectory) {
   Boot();
   Hello("1");
@@ -254,7 +254,7 @@ TEST_F(HeadSharesTest, LargeJobsOfOneUserAreBounded) {
   EXPECT_EQ(Stored(JobId("train-1")).owner, "ann") << "the oldest, but not of who has most";
 }
 
-// What a user has live is no reason to keep more of what others are done with.
+// The live jobs of a user are no reason to keep more of the finished jobs of others.
 TEST_F(HeadSharesTest, JobsThatAreOverAreBoundedWhoeverHasMostThatLive) {
   config_.jobs_bytes_max = 1'000'000;
   Boot();
@@ -276,7 +276,7 @@ TEST_F(HeadSharesTest, JobsThatAreOverAreBoundedWhoeverHasMostThatLive) {
   EXPECT_LE(over, 5u) << "of 100 kB each, as text and as what was read from it";
 }
 
-// The words of 1,000 ranks are kept only where they explain something, and what is kept is counted.
+// The last output of 1,000 ranks is kept only where it explains something, and the kept bytes are counted.
 TEST_F(HeadSharesTest, WhatRanksOfOldJobsSaidIsBounded) {
   config_.jobs_bytes_max = 250'000;
   Boot();
@@ -304,7 +304,7 @@ TEST_F(HeadSharesTest, WhatRanksOfOldJobsSaidIsBounded) {
   EXPECT_LE(kept, 4) << "of 32 kB of words each, and the job";
 }
 
-// What keeps others away from ranks that may still run is not forgotten for want of room.
+// A record that keeps others away from ranks that may still run is not forgotten for want of room.
 TEST_F(HeadSharesTest, AJobWhoseNodeHasNotConfirmedIsKept) {
   config_.jobs_max = 2;
   Boot();

@@ -103,8 +103,8 @@ absl::StatusOr<StepResult> HeadState::Recover(StoredRecords stored, Instant now,
   return Flush(now);
 }
 
-// Nobody could answer a head that stood still, and what was said meanwhile may be lost with its connections:
-// no rank, agent or client is late because of it (fault H12).
+// Nobody could answer a head that stood still, and messages sent meanwhile may be lost with their
+// connections: no rank, agent or client is late because of it (fault H12).
 void HeadState::TakeOff(absl::Duration slept, Instant now) {
   for (auto& [id, job] : model_.jobs) {
     if (job.start_deadline) *job.start_deadline = *job.start_deadline + slept;
@@ -261,7 +261,7 @@ std::optional<Instant> HeadState::NextDeadline() const {
   return next;
 }
 
-// Of all but polls and the failure detector.
+// The first deadline of all but polls and the failure detector.
 std::optional<Instant> HeadState::FirstDeadline() const {
   std::optional<Instant> next;
   Sooner(next, recovery_.NextDeadline());

@@ -29,7 +29,7 @@ class HeadStorageTest : public HeadTestWorld {
     FromNode("1", GenerationGone{job, {generation}});
   }
   uint64_t Generation_(const JobId& job) { return Status(job).at("generation").get<uint64_t>(); }
-  // Until the next try begins.
+  // Passes time until the next try begins.
   absl::Duration WaitForTry(const JobId& job) {
     const uint64_t before = Generation_(job);
     const Instant from = clock_.Now();
@@ -394,7 +394,8 @@ TEST_F(HeadStorageTest, TakeoverTellsTheLoserByName) {
   EXPECT_THAT(record.grant->live_jobs, IsEmpty()) << "in no record";
 }
 
-// Also where their programs chose: a rank that finds such a job in a directory must not take it for over.
+// Jobs whose programs chose their directories count, too: a rank that finds such a job in a directory must
+// not take it for over.
 TEST_F(HeadStorageTest, LiveJobsAreThoseThatMaySave) {
   Hello("1", 64);
   Submit("own 1 1");

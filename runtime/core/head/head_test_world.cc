@@ -104,7 +104,7 @@ void HeadTestWorld::Do(StepResult step) {
   }
 }
 
-// Documents are built, and what was spilled is read, at once.
+// Performs an effect: documents are built, and spilled tails are read, at once.
 void HeadTestWorld::Perform(Effect effect) {
   if (const auto* spill = std::get_if<SpillTail>(&effect)) {
     SpilledTail& tail = spilled_[spill->tail];

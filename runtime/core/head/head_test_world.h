@@ -1,4 +1,4 @@
-// What the tests of HeadCore share: a head between a disk and agents that do as they are told. For tests
+// The world of the tests of HeadCore: a head between a disk and agents that do as they are told. For tests
 // only.
 #pragma once
 #include <gmock/gmock.h>
@@ -28,16 +28,16 @@ class HeadTestWorld : public ::testing::Test {
 
   void Boot();
   StoredRecords OnDisk() const;
-  // Also checks that what a step writes of a job is all that it changed.
+  // Performs a step, and checks that what it writes of a job is all that it changed.
   void Do(StepResult step);
   void Perform(Effect effect);
   void FromNode(const std::string& node, Message message);
   ClientReply FromClient(ClientRequestBody body, std::string id = "", Role role = Role::kUser,
                          std::string name = "");
-  // On a new connection.
+  // Says hello on a new connection.
   void Hello(const std::string& node, int cpus = 4, std::vector<HeldGeneration> held = {},
              std::string incarnation = "1");
-  // On the same one.
+  // Says hello on the same connection.
   void HelloAgain(const std::string& node);
   // Lets time pass in heartbeats of the given nodes.
   void Pass(absl::Duration time, const std::vector<std::string>& alive);
@@ -46,7 +46,7 @@ class HeadTestWorld : public ::testing::Test {
   std::string State(const JobId& job);
   // The texts of its events of one kind, the oldest first.
   std::vector<std::string> Events(const JobId& job, const std::string& kind);
-  // As it is on disk.
+  // The record of a job as it is on disk.
   JobRecord Stored(const JobId& job) const;
 
   template <typename T>
@@ -60,7 +60,7 @@ class HeadTestWorld : public ::testing::Test {
     return all;
   }
 
-  // What the agents of the newest grants answer: all ranks run.
+  // Sends the answers of the agents to the newest grants: all ranks run.
   void StartRanks(const JobId& job);
 
   RankExit Exit(const JobId& job, uint64_t generation, int rank, int code, std::string tail = "");

@@ -56,8 +56,8 @@ struct JobLeave {
   Instant end_at;   // the generation ends
 };
 
-// What of a job's record the store holds once the step that runs is written, so that a change is written at
-// the cost of what changed. Where a part can change without growing, whoever changes it says so here.
+// Which parts of a job's record the store holds once the current step is written, so that a change is written
+// at the cost of its size. Code that changes a part whose size may stay the same says so here.
 struct JobWritten {
   bool status = false;                // there is one, and what it counts
   bool submission = false;            // as in the record
@@ -95,8 +95,8 @@ struct Job {
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank
-  // Of the ranks that have not ended: how many reported each step, and how many were not started. Kept with
-  // each change, so that a round of n ranks costs n log n here and not n * n.
+  // Among the ranks that have not ended: how many reported each step, and how many were not started. Kept
+  // with each change, so that a round of n ranks costs n log n here and not n * n.
   std::map<int64_t, int> steps;
   int not_started = 0;
   std::optional<Exchange> exchange;
@@ -186,7 +186,7 @@ size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std
 // reads.
 std::string LocationOf(const spec::JobSpec& spec);
 
-// At most `bytes` of it, cut between characters: sentences in records are bounded.
+// At most `bytes` of the text, cut between characters: sentences in records are bounded.
 std::string Shortened(std::string text, size_t bytes);
 // The last `bytes` of it.
 std::string LastBytes(const std::string& text, size_t bytes);

@@ -121,8 +121,8 @@ void JobLife::Release(Job& job, const NodeId& node, Instant now) {
   model_.schedule = true;
 }
 
-// Until when ranks of the generation that ends may write there, of those that nothing but their lease stops:
-// commits fence programs with the SDK.
+// The moment until which ranks of the ending generation may write there, if nothing but their lease stops
+// them: commits fence programs with the SDK.
 Instant JobLife::MayWriteUntil(const Job& job, const Node& node) const {
   const bool another = job.record.ending == Ending::kReform || job.record.ending == Ending::kReplace;
   if (!another || job.record.sdk || job.spec.overlap == spec::Overlap::kAllow ||
@@ -223,7 +223,7 @@ void JobLife::FinishEnding(Job& job, Instant now) {
 
 // ---------------------------------------------------------------- end
 
-// Before what the ranks said is forgotten.
+// Called before the reports of the ranks are forgotten.
 void JobLife::KeepProgress(Job& job) {
   if (job.top_step) job.record.last_step = job.low_step ? job.low_step : job.top_step;
   for (const RankLive& rank : job.ranks) {

@@ -1,4 +1,4 @@
-// What the head remembers of the sizes of one job (sizing.h). It goes with the head. PURE.
+// The head's memory of the sizes of one job (sizing.h). It is lost with the head. PURE.
 #pragma once
 #include <map>
 #include <optional>
@@ -25,8 +25,8 @@ struct JobSizing {
   bool planned = false;    // a resize was planned behind it, and nothing has got anywhere since
   bool goes_back = false;  // the next generation takes the places of that one
 
-  // With these it failed. Meanwhile JobStatus::size_wanted is the size that works; what it was before is the
-  // wish.
+  // The size with which it failed. Meanwhile JobStatus::size_wanted is the size that works; `wish` is what it
+  // was before.
   std::optional<SizeTried> failed;
   int wish = 0;
   Instant again_at;  // not tried by itself before

@@ -12,7 +12,7 @@ constexpr size_t kRatesMax = 4'096;  // addresses that are remembered
 }  // namespace
 
 bool JoinQueue::WithinRate(const One& one, Instant now) {
-  // What is forgotten begins with a whole burst: only who keeps asking is held back.
+  // A forgotten address begins with a whole burst again: only an address that keeps asking is held back.
   if (rates_.size() >= kRatesMax) {
     std::erase_if(rates_, [&](const auto& rate) { return now - rate.second.asked_at() > absl::Seconds(10); });
     if (rates_.size() >= kRatesMax) rates_.erase(rates_.begin());

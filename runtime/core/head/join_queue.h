@@ -1,9 +1,9 @@
 // Nodes that ask to be let in with a join token, until the store thread has time for them. Joins have a queue
-// of their own so that however many come, commits, key changes and their answers do not wait behind them.
-// Not thread-safe: the head's loop owns it; nothing blocks.
+// of their own so that however many come, commits, key changes and their answers do not wait behind them. Not
+// thread-safe: the head's loop owns it; nothing blocks.
 //
-// Of n nodes that join at once each costs one message, some 300 bytes here, and 1/kBatchMax of three syncs of
-// the disk. What finds no room is dropped and counted: a node asks again every four seconds for half a
+// When n nodes join at once each costs one message, some 300 bytes here, and 1/kBatchMax of three syncs of
+// the disk. A join that finds no room is dropped and counted: a node asks again every four seconds for half a
 // minute.
 #pragma once
 #include <cstdint>
@@ -25,7 +25,7 @@ class JoinQueue {
   static constexpr size_t kBatchMax = 128;      // in one transaction of the store thread
   static constexpr size_t kWaitingMax = 8'192;  // of all tokens
   static constexpr size_t kWaitingOfToken = 2'560;
-  // From one address with one token: so many at once, and then so many a second.
+  // The rate for one address with one token: so many at once, and then so many a second.
   static constexpr int kBurst = 4'096, kPerSecond = 512;
 
   struct One {

@@ -69,7 +69,7 @@ void Leaves::FindLeave(Job& job, Instant now) {
                           " and go on where there is room"));
 }
 
-// What comes later than the ranks were told is another notice to them, of which they have yet to hear. They
+// A notice that comes after the ranks were told is another one to them, of which they have yet to hear. They
 // do not hear that the first was taken back, so for a while they may still save and end because of it.
 void Leaves::WithdrawNotice(Job& job, Instant now) {
   if (!job.told_at) return;

@@ -2,14 +2,14 @@
 //
 // A rank that waits in vain proves the way to the machine it waits for and reports it when nothing gets there
 // (comm/ucx). The first such report of a generation starts link_settle; the other side, and others that fail
-// to reach the same node, speak within it. Then the job does without one node of each broken pair: the one in
-// most of them, of equals the one with fewer of its ranks, then the one with the larger id. That is the same
-// node whoever reported first and however often, and none comes back into the job before avoid_for is over,
-// its machine restarted or a person says so: pairs cannot take turns. Other jobs are not concerned: what
-// their ranks say decides about them.
+// to reach the same node, report within it. Then the job does without one node of each broken pair: the one
+// in most of them, of equals the one with fewer of its ranks, then the one with the larger id. That is the
+// same node whichever rank reported first and however often, and none comes back into the job before
+// avoid_for is over, its machine restarted or a person says so: pairs cannot take turns. Other jobs are not
+// concerned: the reports of their ranks decide about them.
 //
-// A node that the head itself does not hear is the failure detector's, and what was said of its links
-// meanwhile is forgotten: who still waits says it again.
+// A node that the head itself does not hear is the failure detector's, and reports about its links are
+// forgotten meanwhile: a rank that still waits reports again.
 #include "runtime/core/head/links.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void Links::OnLinkDown(const NodeId& node, const LinkDown& report, Instant now) 
   if (!job->links_at) job->links_at = now + config_.link_settle;
 }
 
-// Of the links between nodes that are heard; nullopt: there are none.
+// Chooses among nodes that are heard, by the broken links between them; nullopt: there are none.
 std::optional<NodeId> Links::NodeToAvoid(const Job& job) const {
   struct Case {
     int links = 0, ranks = 0;

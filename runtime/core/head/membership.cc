@@ -1,5 +1,6 @@
 // A hello is the moment of truth: everything the node holds is compared with what the head has granted and
-// revoked (reconciler.h). Who falls silent is suspect, then dead; who does so often waits in quarantine.
+// revoked (reconciler.h). A node that falls silent is suspect, then dead; one that does so often waits in
+// quarantine.
 #include "runtime/core/head/membership.h"
 
 #include <algorithm>
@@ -78,7 +79,8 @@ bool Membership::HoldsRanks(const NodeId& id) const {
                      [&](const auto& item) { return item.second.Live() && item.second.HoldsNode(id); });
 }
 
-// What it holds of what is over it ends itself: its leftovers are nobody else's.
+// Refuses a second agent with this node's key, and tells it to end the generations that are over: nobody else
+// can end its leftovers.
 void Membership::RefuseRival(Node& node) {
   GT_PROBE("head.rival_refused");
   ++context_.counters().refused;
@@ -102,8 +104,8 @@ void Membership::RefuseRival(Node& node) {
   node.rival.reset();
 }
 
-// From a connection that its agent has given up already (fault W7). A node that is dead may say what it
-// likes: its clock is trusted no longer than that.
+// True for a hello from a connection that its agent has given up already (fault W7). The order of earlier
+// hellos counts no longer once the node is dead: its clock is trusted no longer than that.
 bool Membership::IsLate(const Node& node, const AgentHello& hello) const {
   if (hello.order == 0) return false;  // of an older version
   const auto before = [&](const std::string& boot, uint64_t order) {
@@ -252,7 +254,8 @@ void Membership::OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instan
                 HeartbeatAck{model_.epoch(), heartbeat.sequence, node.missed});
 }
 
-// Heard again after suspicion or death. What was revoked meanwhile may not have reached it (fault N2).
+// Called when a node is heard again after suspicion or death. Revokes sent meanwhile may not have reached it
+// (fault N2).
 void Membership::Returned(Node& node, Instant now) {
   const bool was_dead = node.state == NodeState::kDead;
   if (was_dead) GT_PROBE("head.dead_node_returns");
@@ -342,8 +345,8 @@ void Membership::EndQuarantines(Instant now) {
   }
 }
 
-// A dead agent and a dead node are equally silent. What tells them apart: ranks elsewhere that step on need
-// those of the silent node; and where no other node is left, giving up a generation gains nothing.
+// A dead agent and a dead node are equally silent. Two things tell them apart: ranks elsewhere that step on
+// need those of the silent node; and where no other node is left, giving up a generation gains nothing.
 bool Membership::MayOnlyLackItsAgent(const Node& node, Instant now) const {
   bool holds = false;
   for (const auto& [id, job] : model_.jobs) {

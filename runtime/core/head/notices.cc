@@ -40,7 +40,7 @@ void Membership::OnNoticeSeen(Node& node, const NoticeSeen& seen, Instant now) {
   TakeNotice(node, node.record.notice, node.notice_at, std::move(notice), now);
 }
 
-// `slot` is one of the node's two. The same notice again may only bring its deadline nearer.
+// `slot` is one of the node's two. A repeated notice may only bring its deadline nearer.
 void Membership::TakeNotice(Node& node, NodeNotice& slot, std::optional<Instant>& at, NodeNotice notice,
                             Instant now) {
   const Instant due = now + notice.left;

@@ -36,9 +36,9 @@ struct OutboxStats {
   size_t held_now = 0;
 };
 
-// Loop-owned, not thread-safe, never blocks. A failed commit has no method here: the outcome is
-// unknown, the process must stop (fault H4). One that was not tried for want of room is handed out again by
-// who holds the batch.
+// Loop-owned, not thread-safe, never blocks. A failed commit has no method here: the outcome is unknown, the
+// process must stop (fault H4). A batch that was not tried for want of room is handed out again by its
+// holder.
 class Outbox {
  public:
   std::vector<Effect> Add(StepResult step);

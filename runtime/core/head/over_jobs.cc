@@ -10,8 +10,8 @@
 namespace gtrain::core {
 namespace {
 
-// What a job that is over holds until it is forgotten, about. Of n ranks some 700 bytes each, and what they
-// wrote last.
+// The bytes, about, that a job that is over takes until it is forgotten: some 700 for each of n ranks, and
+// the last output of the ranks.
 size_t BytesKept(const Job& job) {
   const auto bytes_of = [](const GenerationGrant& grant) {
     return grant.ranks.size() * sizeof(RankPlace) + grant.nodes.size() * sizeof(NodePlace);
@@ -35,8 +35,8 @@ size_t BytesKept(const Job& job) {
 OverJobs::OverJobs(HeadContext& context, HeadModel& model, HeadRecords& records)
     : context_(context), model_(model), config_(context.config()), records_(records) {}
 
-// Jobs that are over beyond the limits are forgotten: the oldest of who has most of them, in number or in
-// bytes. Costs nothing while both limits hold.
+// Jobs that are over beyond the limits are forgotten: the oldest of the user with most of them, in number or
+// in bytes. Costs nothing while both limits hold.
 void OverJobs::DropOldJobs() {
   while (static_cast<int>(model_.jobs.size()) > config_.jobs_max) {
     if (!DropOfMost([](const OfUser& own) { return own.jobs.size(); })) break;
@@ -62,8 +62,8 @@ bool OverJobs::DropOfMost(absl::FunctionRef<size_t(const OfUser&)> what) {
 }
 
 void OverJobs::CountOver(Job& job) {
-  // What ranks said last explains a failure; that of 1,000 whose job is well is megabytes. Older heads stored
-  // it.
+  // The last output of the ranks explains a failure; that of 1,000 ranks whose job is well is megabytes.
+  // Older heads stored it.
   if (job.record.state != JobState::kFailed) {
     for (RankExit& exit : job.record.exits) std::string().swap(exit.tail);  // clear() would keep the memory
   }

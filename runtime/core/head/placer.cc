@@ -60,7 +60,8 @@ std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting) const {
       const auto it = by_node.find(rank.node);
       if (it != by_node.end() && job.HoldsRoomOn(rank.node)) Occupy(*it->second, rank, job.demand);
     }
-    // Of an older generation than the newest grant, so how much it takes there is not known any more.
+    // These nodes hold an older generation than the newest grant, so how much it takes there is not known any
+    // more.
     for (const NodeId& id : unreleased) {
       const auto it = by_node.find(id);
       if (it == by_node.end() || job.HoldsNode(id) || !it->second->unusable.empty()) continue;

@@ -1,9 +1,9 @@
 // Slow nodes (fault N6): ranks of one job step together, so steps per second do not tell them apart: the slow
-// one keeps all to its pace. What differs is who waits: a rank reports how much of its time went into
-// collectives that had to wait for others, and what is left is its own part. A node whose ranks need twice
-// the time of those on the other nodes for their own part, in three comparisons in a row, is reported as
-// slow, with that ratio as score. Nothing is done about it: it may be the data, and a slow node is still
-// worth more than none.
+// one keeps all to its pace. The difference is in the waiting: a rank reports how much of its time went into
+// collectives that had to wait for others, and the rest is its own part. A node whose ranks need twice the
+// time of those on the other nodes for their own part, in three comparisons in a row, is reported as slow,
+// with that ratio as score. Nothing is done about it: it may be the data, and a slow node is still worth more
+// than none.
 #include "runtime/core/head/progress.h"
 
 #include <algorithm>

@@ -15,7 +15,7 @@ class Progress {
  public:
   Progress(HeadContext& context, HeadModel& model) : context_(context), model_(model) {}
 
-  // To be called when a rank of the job has told its step.
+  // Called when a rank of the job has reported its step.
   void UpdateProgress(Job& job, Instant now);
   void MeasurePace(Job& job, RankLive& rank);
 

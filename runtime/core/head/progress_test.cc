@@ -101,7 +101,7 @@ TEST(RankReports, ALossMayBeNoNumber) {
     ASSERT_TRUE(said.loss.has_value()) << word;
     EXPECT_FALSE(std::isfinite(*said.loss)) << word;
   }
-  // As json.dumps of Python writes it.
+  // These are lines as Python's json.dumps writes them.
   for (const char* line :
        {R"({"step":7,"loss":NaN})", R"({"step":7,"loss":-Infinity})", R"({"step":7,"loss":"nan"})"}) {
     const RankSaid said = ReadReportLine(line);

@@ -28,7 +28,7 @@ constexpr size_t kExecBytesMax = 512 << 10;  // of a command's words: an agent t
 Queries::Queries(HeadContext& context, HeadModel& model, Stalls& stalls)
     : context_(context), model_(model), config_(context.config()), stalls_(stalls) {}
 
-// For a verdict of the head's own, not for a client.
+// True for a query of the head's own for a verdict, not for a client.
 bool Queries::AsksForVerdict(const OpenQuery& open) {
   return open.query.kind == AgentQuery::Kind::kStacks && open.route.empty();
 }
@@ -150,7 +150,7 @@ absl::Status Queries::AskStack(const PeerMessage& event, const std::string& id, 
   return AskRank(event, id, *model_.FindJob(stack.job), stack.rank, std::move(query), now);
 }
 
-// Of a rank that runs.
+// Sends a query about a running rank to its agent.
 absl::Status Queries::AskRank(const PeerMessage& event, const std::string& id, const Job& job, int rank,
                               AgentQuery query, Instant now) {
   const std::string& name = job.record.id.value;
@@ -275,7 +275,7 @@ void Queries::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
 void Queries::AnswerConsole(const OpenQuery& open, const AgentAnswer& answer) {
   const std::string& session = open.query.console.session;
   if (answer.end || !answer.ok) consoles_.End(session);
-  // What an agent or a keeper refuses stays refused, unlike a node that is not connected.
+  // A refusal of an agent or a keeper is final, unlike a node that is not connected.
   if (!answer.ok)
     return context_.Answer(open.route, open.request_id, absl::FailedPreconditionError(answer.text), "");
   nlohmann::json document = {{"job", open.query.job.value},

@@ -78,8 +78,8 @@ void RankNews::WarnOfDivergence(Job& job, const RankStatus& status) {
   context_.Dirty(job);
 }
 
-// What an exit says of the rank's last step and loss, which no heartbeat has told: they belong to the job's
-// end.
+// Takes the rank's last step and loss from its exit. No heartbeat has reported them, and they belong to the
+// job's end.
 void RankNews::TakeLastWords(Job& job, RankLive& rank, const RankExit& exit, Instant now) {
   RankStatus last = rank.status;
   if (exit.step) last.step = exit.step;
@@ -265,8 +265,8 @@ void RankNews::OnNote(const NodeId& node, const AgentNote& note) {
            absl::StrCat(rank, model_.Hostname(node), ": ", note.text));
 }
 
-// Ranks say what they like, and each event is a line in files and a record on the disk that all jobs share.
-// What is too much is left out and counted; the state that it told of is kept.
+// Ranks may send any notes, and each event is a line in files and a record on the disk that all jobs share.
+// Notes beyond the rate are left out and counted; the state that they report is kept.
 void RankNews::EmitNote(Job& job, const std::string& kind, std::string text) {
   if (!job.note_rate) job.note_rate.emplace(config_.notes_burst, 1, context_.step_at());
   if (!job.note_rate->Take(context_.step_at())) return (void)++job.notes_left_out;
@@ -276,8 +276,8 @@ void RankNews::EmitNote(Job& job, const std::string& kind, std::string text) {
   context_.Dirty(job);
 }
 
-// What ranks say of themselves is a state of the job. Of a storage that cannot be read, of saves that come to
-// nothing, of a directory that changed hands and of data that is trained, people also want to know when.
+// Takes a rank's note as a state of the job. When a storage cannot be read, saves fail, a directory changes
+// hands or samples are trained, people also want to know when: these are events, too.
 void RankNews::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   std::string& known = job.rank_notes[note.kind];
   std::string text = note.text.substr(0, kRankNoteBytesMax);

@@ -39,7 +39,7 @@ void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarna
     if (described.contains(generation.job)) continue;
     const Job* job = model_.FindJob(generation.job);
     const bool final = job != nullptr && IsFinal(job->record.state);
-    // A job may be over before this node confirmed it: what is held here keeps its room.
+    // A job may be over before this node confirmed it: the generations held here keep their room.
     const bool keeps_room = final && job->Unreleased(node.record.id);
     if (keeps_room) GT_PROBE("head.what_is_over_keeps_its_room");
     if (job == nullptr || final) over.push_back(&generation);
@@ -70,8 +70,8 @@ void Reconciler::EndForgotten(const NodeId& node, const HeldGeneration& held, bo
   context_.Send(node, SendKind::kReply, ForgetJob{model_.epoch(), held.job});
 }
 
-// Before its exits are heard: they are the consequence of the stop. A head before us began it and died before
-// writing it down (its disk may have been full), or its records are lost.
+// Called before the exits are taken, which are the consequence of the stop. An earlier head began the stop
+// and died before it wrote it down (its disk may have been full), or its records are lost.
 void Reconciler::FinishUnrecordedStop(Job& job, const NodeId& node, const Held& held, Instant now) {
   const bool stopping = std::any_of(held.begin(), held.end(), [&](const HeldGeneration* generation) {
     return generation->stopping && generation->revoked >= job.record.generation;

@@ -1,18 +1,16 @@
-// A head with records that are lost or older than the cluster (faults H8, H9): what the agents hold is newer
-// than what the head knows. Only after a person's `gtrain head restore` or `recover`, and for a bounded time,
-// it asks them to describe it and takes their word.
+// A head with records that are lost or older than the cluster (faults H8, H9): the agents hold newer
+// generations than the head knows. Only after a person's `gtrain head restore` or `recover`, and for a
+// bounded time, it asks them to describe what they hold and believes them.
 //
-//   until settle_at_      nobody is judged by what it does not hold and nothing is granted: the agent that
-//   holds
-//                         the newer generation may not have spoken yet
+//   until settle_at_      no node is judged by what it does not hold and nothing is granted: the agent that
+//                         holds the newer generation may not have spoken yet
 //   until recover_until_  a job this head has never heard of, or a newer generation of one it knows, is taken
-//   up
-//                         as it runs; afterwards such a job is ended, as always
+//                         up as it runs; afterwards such a job is ended, as always
 //
-// What an agent describes counts only with the seal of its grant, by which a head of this cluster proves that
-// it granted this to these nodes: a node that somebody else controls would otherwise run what it likes on all
-// the others. A grant without a seal (of a version before them) waits, its job with it, until an
-// administrator says `gtrain head recover --accept-unsealed` or the time is over.
+// The description of an agent counts only with the seal of its grant, by which a head of this cluster proves
+// that it granted this to these nodes: a node under foreign control would otherwise run anything on all the
+// others. A grant without a seal (of a version before them) waits, its job with it, until an administrator
+// says `gtrain head recover --accept-unsealed` or the time is over.
 //
 // A newer generation of a job that this head has granted anew meanwhile cannot be kept: both are revoked.
 #include "runtime/core/head/recovery.h"
@@ -190,7 +188,7 @@ void Recovery::OnDescribed(Node& node, const GenerationDescribed& described, Ins
     if (job == nullptr || IsFinal(job->record.state)) reconciler_.EndForgotten(id, held, job != nullptr);
     return;
   }
-  // What the records agree with, or is over, needs no proof.
+  // A generation that agrees with the records, or is over, needs no proof.
   const bool news = job == nullptr || held.generation > job->record.generation;
   if (news && !Proven(described.seal)) return AwaitWord(node, described);
   if (job == nullptr) {

@@ -26,7 +26,7 @@ class RecoveryTest : public HeadTestWorld {
     cluster.recovering = true;
     disk_["cluster"] = cluster;
   }
-  // What node's agent would say of a grant it got.
+  // The description that node's agent would send of its grant.
   GenerationDescribed Described(const GenerationGrant& grant, const std::string& node, uint64_t revoked = 0) {
     GenerationDescribed described;
     described.grant = grant;
@@ -285,7 +285,7 @@ TEST_F(SealTest, WithoutAWordItIsEndedWhenTheTimeIsOver_H8) {
   EXPECT_EQ(Sent<Revoke>().at(0).first, "1");
 }
 
-// What the records agree with needs no proof: nothing is taken from anybody's word.
+// A description that agrees with the records needs no proof: nothing new is believed.
 TEST_F(SealTest, WhatTheRecordsAgreeWithIsLeftAlone_H9) {
   Hello("1");
   const JobId job = Submit("train 1 1");

@@ -32,7 +32,8 @@ void RememberedAnswers::Remember(const Peer& peer, const ClientReply& reply) {
   requests_[key] = std::move(record);
   if (static_cast<int>(own.size()) > config_.requests_per_key_max) ForgetRequest(*own.begin());
   if (static_cast<int>(requests_.size()) <= config_.requests_max) return;
-  // The oldest of who has most: what one client asks for never takes the answers of others.
+  // The oldest answer of the client with most of them goes: requests of one client never take the answers of
+  // others.
   const auto most = std::max_element(
       requests_of_key_.begin(), requests_of_key_.end(),
       [](const auto& one, const auto& other) { return one.second.size() < other.second.size(); });

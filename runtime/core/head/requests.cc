@@ -72,7 +72,8 @@ bool Requests::AnswersAgain(const Asked& asked) {
   return true;
 }
 
-// Who asked may have given up, and not expect any more that it is done. Who still waits asks again.
+// The client may have given up, and not expect the request to be executed any more. One that still waits asks
+// again.
 bool Requests::ComesTooLate(const Asked& asked) {
   const ClientRequest& request = asked.request;
   if (request.deadline <= absl::ZeroDuration() || asked.event.waited < request.deadline) return false;
@@ -196,7 +197,7 @@ JobRecord Requests::RecordOf(const PeerMessage& event, const std::string& id, co
   return record;
 }
 
-// As it is with what stands for {job} put in, and as it will be read back.
+// Checks the record with the values for {job} filled in, as it will be read back.
 absl::Status Requests::MayBeStored(const JobRecord& record) const {
   // It is shown to everybody who may see the job, in lines of terminals and logs.
   if (!IsPlainLine(record.run_dir)) {

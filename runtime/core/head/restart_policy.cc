@@ -9,8 +9,8 @@
 //   4. the same error twice in a row without getting further is a bug, not bad luck.
 //   5. crashes in a row before any first step count against before_first_step.
 //   6. losses of infrastructure in a row without progress wait too; the same named one thrice is final.
-// A storage fault stands outside of all this: nothing is charged, and nothing but exit 93 ends the job.
-// What is allowed waits 0 s after the first crash that had made progress, else 1 s doubling to one
+// A storage fault stands outside of all this: nothing is charged, and nothing but exit 93 ends the job. A
+// restart that is allowed waits 0 s after the first crash that had made progress, else 1 s doubling to one
 // minute, with jitter of a quarter so that jobs felled by one cause do not return in step.
 #include "runtime/core/head/restart_policy.h"
 
@@ -105,8 +105,8 @@ Budget BudgetOf(FaultKind kind, const spec::RestartBudget& budget) {
   }
 }
 
-// Another number of ranks, which a person asked for or a commit came before: nobody waits for it, and it is
-// no loop of the program's. What a machine that leaves ends, names it.
+// True for a planned change of the number of ranks, which a person asked for or a commit came before: nobody
+// waits for it, and it is no loop of the program's. The fault of a machine that leaves names its node.
 bool IsPlanned(const FaultRecord& fault) {
   return fault.kind == FaultKind::kPreempted && fault.node.value.empty();
 }
@@ -149,7 +149,7 @@ int CrashesBeforeFirstStep(const std::vector<PastFault>& faults) {
   return count;
 }
 
-// Of the last Python traceback in `tail`, the line that names the exception.
+// Returns the line of the last Python traceback in `tail` that names the exception.
 std::string PythonException(absl::string_view tail) {
   constexpr absl::string_view kTraceback = "Traceback (most recent call last):\n";
   const size_t at = tail.rfind(kTraceback);
@@ -160,7 +160,7 @@ std::string PythonException(absl::string_view tail) {
   return "";
 }
 
-// What the program needs and does not find; empty: its end does not say so.
+// Names the command or module that the program needs and does not find; empty: its end does not say so.
 std::string Missing(const FaultRecord& fault) {
   const bool ended = fault.cause == ExitCause::kExited;
   if (fault.exit_code == kExitNotFound && (ended || fault.cause == ExitCause::kStartFailed))

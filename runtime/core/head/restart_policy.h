@@ -20,8 +20,8 @@ inline constexpr int kFreeRestartsInARow =
     20;  // exit 75, preemption or address in use without a step between
 inline constexpr absl::Duration kBackoffMax = absl::Seconds(60);
 
-// A fault and when it was seen. What an earlier head saw is as old as the clock on the wall says, and as
-// young as this head where that is not known.
+// A fault and when it was seen. A fault that an earlier head saw is as old as the wall clock says, and as
+// young as this head where its time is not known.
 struct PastFault {
   const FaultRecord* fault = nullptr;
   Instant when;
@@ -37,21 +37,22 @@ struct RestartVerdict {
 // generations in a row that met it without progress, at least 1. At most kBackoffMax.
 absl::Duration StorageBackoff(int tries, Rng& rng);
 
-// The rank could not read the storage and ended by itself; what its agent or keeper did to it is what they
-// say.
+// Whether the rank could not read the storage and ended by itself; if its agent or keeper ended it, the cause
+// in their report counts.
 bool MetStorageFault(const RankExit& exit);
 
 // Whether a fault of this kind uses up a budget and counts as a restart.
 bool Charged(FaultKind kind);
 
-// False of a generation that ended as planned: its ranks saved and asked for it, or a machine was about to
+// False for a generation that ended as planned: its ranks saved and asked for it, or a machine was about to
 // leave.
 bool IsFault(const FaultRecord& fault);
-// What people call the first fault of a job; null: there was none.
+// Returns the fault that people call the first fault of a job; null: there was none.
 const FaultRecord* FirstFault(const std::vector<FaultRecord>& faults);
 
-// `faults`: oldest first; the last one is the fault to judge. What lies before the newest fault at which the
-// job had committed a higher step than at any before it is paid for: neither budgets nor the wait count it.
+// `faults` are oldest first, and the last one is the fault to judge. Faults before the newest one at which
+// the job had committed a higher step than at any before it are paid for: neither budgets nor the wait count
+// them.
 RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
                              Instant now, Rng& rng);
 
@@ -59,7 +60,7 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
 // the exit 75 before.
 bool SavedMore(const std::vector<FaultRecord>& faults);
 
-// What a rank's end means, and the signature by which the same error is recognised.
+// The kind of fault that a rank's end is, and the signature by which the same error is recognised.
 FaultKind KindOf(const RankExit& exit);
 std::string SignatureOf(const RankExit& exit);
 // "exit code 1", "killed by signal 9 (KILL)", "out of memory", ...

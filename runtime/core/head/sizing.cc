@@ -1,17 +1,17 @@
 // Jobs of `ranks: {min, max}` with another number of ranks than they should have: less than max, or than a
 // person asked for with `gtrain scale`, or more than that. They are re-formed right behind a checkpoint, so
-// that nothing of the training is lost, and at nobody's charge.
+// that nothing of the training is lost, and without a charge.
 //
-// Where nobody asked, the room must have been there for `grow_after`, and no other job may be waiting for it:
-// a machine that comes and goes would re-form the job each time, and who waits needs the room more. Who asked
-// gets what there is, whoever waits. A look costs a placement, O(nodes + jobs + ranks). A change of what
-// nodes have free owes one to each job that has not the size it should have, and they take turns,
-// kLooksAtOnce of them each kLookEvery.
+// Without a person's wish, the room must have been there for `grow_after`, and no other job may be waiting
+// for it: a machine that comes and goes would re-form the job each time, and a waiting job needs the room
+// more. With a person's wish the job gets the room there is, whoever waits. A look costs a placement, O(nodes
+// + jobs + ranks). When the free room of nodes changes, each job whose size is not the wanted one is due for
+// a look, and they take turns, kLooksAtOnce of them each kLookEvery.
 //
 // A generation of another size is on trial until all of its ranks have started and one has reported a step,
 // or a checkpoint is committed. If it fails before that, the job goes back to the size and the places that
-// worked, without charge: what may be wrong is the size, or a machine that has just come. A machine on which
-// a rank could not be started is avoided for a while. After growth the job then stays at that size for
+// worked, without charge: the cause may be the size, or a machine that has just come. A machine on which a
+// rank could not be started is avoided for a while. After growth the job then stays at that size for
 // `grow_again_after`, doubling, and takes up no machines in whose present life the same has failed; a person
 // may ask at any time. The size it stays at is stored as the one that is wanted, so that it outlives the
 // head, which forgets that it was not a person's wish.
@@ -39,13 +39,14 @@
 namespace gtrain::core {
 namespace {
 
-// Of a program that has never reported a step or a checkpoint: with all ranks running for as long, it works.
+// A program that has never reported a step or a checkpoint works when all its ranks have run for so long.
 constexpr absl::Duration kWorksAfter = absl::Minutes(1);
 constexpr int kDoublingsMax = 4;
 constexpr int kLooksAtOnce = 8;
 constexpr absl::Duration kLookEvery = absl::Milliseconds(100);
 
-// What no agent starts on one machine (runtime/agent/node.cc knows more of its own, and has the last word).
+// Limits beyond which no agent starts ranks on one machine (runtime/agent/node.cc knows more about its own,
+// and has the last word).
 constexpr uint64_t kRanksOfKeeperMax = 4096;
 constexpr uint64_t kBytesOfRankLeast = uint64_t{4} << 20;
 
@@ -55,7 +56,8 @@ std::string Counted(int64_t count, absl::string_view things) {  // "1 rank", "2 
 
 absl::string_view ThingsOf(const Job& job) { return job.demand.count_nodes ? "nodes" : "ranks"; }
 
-// A machine that is gone says nothing of the size. What has a name, as a keeper that cannot be started, does.
+// The loss of a machine says nothing about the size. A fault with a signature, such as a keeper that cannot
+// be started, does.
 bool MayBeOfTheSize(const FaultRecord& fault) {
   if (!Charged(fault.kind) || (fault.cause == ExitCause::kExited && fault.exit_code == kExitNoRestart))
     return false;
@@ -63,7 +65,8 @@ bool MayBeOfTheSize(const FaultRecord& fault) {
          !fault.signature.empty();
 }
 
-// Of a generation that ended: what was only not started any more has failed to start, too.
+// Whether the rank's program was not found. In a generation that ended, ranks that were merely not started
+// any more count as failed to start, too, so the exit code decides.
 bool NotFound(const RankExit& exit) {
   return (exit.cause == ExitCause::kStartFailed || exit.cause == ExitCause::kExited) &&
          exit.exit_code == kExitNotFound;
@@ -81,8 +84,9 @@ Sizing::Sizing(HeadContext& context, HeadModel& model, Placer& placer, JobLife& 
       faults_(faults),
       links_(links) {}
 
-// It waits for room that another job might take. Who would wait also on these machines alone does not, nor
-// who is between two generations and keeps its place, unless a machine of it is gone.
+// Whether `other` waits for room that another job might take. A job that would wait also on these machines
+// alone does not, nor one that is between two generations and keeps its place, unless a machine of it is
+// gone.
 bool Sizing::NeedsRoom(const Job& other) const {
   if (!other.Wanting()) return false;
   if (!other.KeepsPlace() || !other.record.grant) return !other.sizing.never_fits;
@@ -92,7 +96,7 @@ bool Sizing::NeedsRoom(const Job& other) const {
   });
 }
 
-// Why a machine would refuse what is placed on it, as far as the head can know; empty: it would not.
+// Why a machine would refuse the ranks placed on it, as far as the head can know; empty: it would not.
 std::string Sizing::TooManyFor(const plan::Placement& placement) const {
   std::map<NodeId, uint64_t> ranks;
   for (const plan::RankSlot& slot : placement.ranks) ++ranks[slot.node];
@@ -260,7 +264,7 @@ SizeTried Sizing::Tried(size_t ranks, const std::vector<NodeId>& nodes) const {
   return tried;
 }
 
-// Not to what has failed: without another size or another machine it would fail again.
+// The job never grows to a size that has failed: without another size or another machine it would fail again.
 void Sizing::MayGrowAgain(Job& job, Instant now) {
   JobSizing& sizing = job.sizing;
   if (!sizing.failed || now < sizing.again_at || job.record.state != JobState::kRunning || !job.Live())
@@ -289,7 +293,7 @@ bool Sizing::CouldGrow(const Job& job) {
   return most.placed && most.ranks.size() > job.record.grant->ranks.size();
 }
 
-// What is to become of its size; empty: nothing.
+// Describes the pending change of the job's size; empty: there is none.
 std::string Sizing::PendingText(const Job& job) {
   const int size = job.Size(), wanted = job.demand.max;
   if (job.sizing.failed) {

@@ -35,7 +35,7 @@ class Sizing {
   void Resize(Job& job, Instant now);
   void KeepWhatWorked(Job& job, Instant now);
   bool GoesBack(Job& job, Instant now);
-  // These tell people how the job runs and what is to become of its size.
+  // These tell people how the job runs and how its size will change.
   std::string RunningReason(const Job& job);
   void SayHowItRuns(Job& job);
 

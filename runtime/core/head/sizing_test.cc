@@ -18,7 +18,7 @@ using ::testing::SizeIs;
 
 class ResizeTest : public HeadTestWorld {
  protected:
-  // Of one rank a node, on node 1, stepping.
+  // Starts a job of one rank a node, on node 1, stepping.
   JobId Train(const std::string& spec = "train 1 3 one-per-node budget0") {
     Hello("1");
     const JobId job = Submit(spec);
@@ -38,7 +38,8 @@ class ResizeTest : public HeadTestWorld {
     Hello("2");
     Pass(time, {"1", "2"});
   }
-  // Of one rank on node 1, has grown onto node 2 as well: generation 2, of which nothing has been heard.
+  // Starts a job of one rank on node 1 that has grown onto node 2 as well: generation 2, of which nothing has
+  // been heard.
   JobId Grown(const std::string& spec = "train 1 3 one-per-node budget0") {
     const JobId job = Train(spec);
     Commit(job, 10);

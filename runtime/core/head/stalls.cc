@@ -169,7 +169,7 @@ std::string Stalls::WhoWaits(const Job& job) const {
   return text;
 }
 
-// Of the job as it is now; empty: it does not seem stuck.
+// Describes the stall of the job now; empty: it does not seem stuck.
 std::string StuckText(const Job& job, Instant now) {
   const auto& verdict = job.stuck ? job.stuck : job.stalled;
   if (!verdict) return "";

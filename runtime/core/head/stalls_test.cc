@@ -1,4 +1,4 @@
-// Jobs that stand still: what is said of them, of whom, and that it is taken back.
+// Tests jobs that stand still: the report about them, the ranks that it names, and that it is taken back.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

@@ -1,8 +1,8 @@
-// Who may do what (the table is message_table.h). PURE. Default deny: what is not listed is refused (faults
-// X5, B8).
+// Who may do what (the table is message_table.h). PURE. Requests that are not listed are refused (faults X5,
+// B8).
 //
-// The role comes from the key of the connection. A rank has no key here: what it may do, it asks its keeper
-// for, with the token of its generation.
+// The role comes from the key of the connection. A rank has no key here: it asks its keeper, with the token
+// of its generation.
 #pragma once
 #include <string>
 
@@ -14,10 +14,10 @@ namespace gtrain::core {
 
 const RequestRule& RuleOf(const ClientRequestBody& body);
 
-// What whoever asks says as the reason; for the audit log; at most 1 KiB of it.
+// The reason that the client gives, for the audit log; at most 1 KiB of it.
 std::string ReasonOf(const ClientRequestBody& body);
 
-// Who is at the other end of a connection with a key of this role.
+// The kind of peer on a connection with a key of this role.
 Sender SenderOf(Role role);
 
 // Whether a peer of this role may send such a message to the head at all.

@@ -28,7 +28,7 @@ bool Is(const Message& message) {
   return std::holds_alternative<T>(message);
 }
 
-// What the head may be told, and by whom; everything else by nobody.
+// The roles that may send a message to the head; no role may send any other message.
 std::set<Role> Senders(const Message& m) {
   if (Is<ClientRequest>(m)) return {Role::kAdmin, Role::kUser, Role::kReadOnly};
   if (Is<AgentJoin>(m)) return {Role::kJoin};

@@ -1,4 +1,5 @@
-// What clients ask of the head, as plain values. PURE. Part of messages.h, which says where the wire form is.
+// The requests of clients to the head, as plain values. PURE. Part of messages.h, which says where the wire
+// form is.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,7 +1,7 @@
-// What goes into the head's brain and what comes out of it, as plain values. PURE.
+// The input and output of HeadCore, as plain values. PURE.
 //
-// The service loop: take an event, HeadCore::Step, Outbox::Add, do what it returns, hand
-// Outbox::NextBatch to the disk thread, Outbox::Durable when it is done.
+// The service loop: take an event, HeadCore::Step, Outbox::Add, do what it returns, hand Outbox::NextBatch to
+// the disk thread, Outbox::Durable when it is done.
 #pragma once
 #include <memory>
 #include <optional>
@@ -28,7 +28,7 @@ struct PeerMessage {
   absl::Duration waited;  // so long it may have lain unread, after a pause of this process
 };
 
-// The transport knows that this connection is gone. Optional: silence says the same, later.
+// Says that the transport knows that this connection is gone. Optional: silence says the same, later.
 struct PeerGone {
   Peer peer;
   std::string route;
@@ -48,7 +48,7 @@ using HeadEvent = std::variant<PeerMessage, PeerGone, StoreRoom, Tick>;
 
 // ---------------------------------------------------------------- out
 
-// Who asked for a change and what became of it: one line of the audit log (docs/formats/audit.md).
+// A change that a client asked for, and its outcome: one line of the audit log (docs/formats/audit.md).
 struct AuditEntry {
   Peer peer;
   std::string address;
@@ -72,8 +72,8 @@ enum class SendKind {
   kReply,  // leaves when everything before it is durable
 };
 
-// To the newest route of a node (HeadCore::RouteOf at the time of sending), or to the one given. A node
-// without a route misses it; the head settles that at its next hello.
+// A message to the newest route of a node (HeadCore::RouteOf at the time of sending), or to the one given. A
+// node without a route misses it; the head settles that at its next hello.
 struct SendToNode {
   NodeId node;
   SendKind kind = SendKind::kReply;
@@ -82,8 +82,8 @@ struct SendToNode {
   bool operator==(const SendToNode&) const = default;
 };
 
-// What a document for readers says, as of the moment in which the core made it. To make it is cheap; its text
-// is not, with thousands of ranks, and is built by whoever delivers it, on any thread.
+// A document for readers, with the values of the moment in which the core made it. To make it is cheap; its
+// text is not, with thousands of ranks, and is built when it is delivered, on any thread.
 class Document {
  public:
   virtual ~Document() = default;
@@ -122,7 +122,7 @@ ClientReply ReplyOf(const std::string& id, const absl::StatusOr<std::string>& js
 ClientReply Built(const ReplyToClient& reply);
 ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>& spilled);
 
-// What was spilled of the job's tails goes.
+// Deletes the spilled tails of the job.
 struct DropSpilled {
   JobId job;
   bool operator==(const DropSpilled&) const = default;
@@ -169,7 +169,8 @@ struct WriteFailure {
   bool operator==(const WriteFailure&) const = default;
 };
 
-// <run dir>/result.json and, on a local cluster, the index of its runs: what is left of a job that is over.
+// Writes <run dir>/result.json and, on a local cluster, the index of its runs: the remains of a job that is
+// over.
 struct WriteResult {
   JobId job;
   std::string run_dir;

@@ -57,7 +57,7 @@ absl::Status Stray(const Record& record) {
       absl::StrCat("its record \"", KeyOf(record), "\" does not belong to the others"));
 }
 
-// Those of `packed` come first, without a gap; then one by one, in whatever order they were read.
+// The exits of `packed` come first, without a gap; then single exits, in whatever order they were read.
 absl::Status CheckExits(const StoredJob& stored, const JobStatusRecord& status) {
   const JobId& job = stored.id;
   int next = 0;

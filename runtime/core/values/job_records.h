@@ -17,10 +17,10 @@
 
 namespace gtrain::core {
 
-// Of a JobExitsRecord, the most: what is decoded at once stays small however many ranks a job has.
+// The most exits in a JobExitsRecord: a single decode stays small however many ranks a job has.
 inline constexpr size_t kExitsPerRecord = 1024;
 
-// What a store holds of one job.
+// The records of one job in a store.
 struct StoredJob {
   // A JobExitRecord without the job.
   struct Exit {
@@ -64,16 +64,16 @@ struct StoredRecords {
   StoredJob* last_ = nullptr;  // in a store the records of a job lie side by side
 };
 
-// Of one job, from a store in memory. For tests and checkers.
+// Gathers the records of one job from a store in memory. For tests and checkers.
 StoredJob GatherJob(const std::map<std::string, Record>& store, const JobId& job);
 
-// DataLoss names the first record that is missing, cannot be read or is one too many. A whole record counts
-// for itself: what lies beside it is from before a head of an older version took the job up.
+// Returns DataLoss that names the first record that is missing, cannot be read or is one too many. A whole
+// record counts for itself: the records beside it are from before a head of an older version took the job up.
 absl::Status CheckWhole(const StoredJob& stored);
 // Moves out of it. After an error it is as it was.
 absl::StatusOr<JobRecord> JoinJob(StoredJob&& stored);
 
-// Of all that is there.
+// The keys of all records that are there.
 std::vector<std::string> KeysOf(const StoredJob& stored);
 
 // `packed`: how many of the exits lie in JobExitsRecords.

@@ -11,8 +11,8 @@
 
 namespace gtrain::core {
 
-// Owner thread only. `Key` has a member `job` and an order. Who needs room takes Oldest(): of the job that
-// holds most, so that no job costs another one, which holds less, anything.
+// Owner thread only. `Key` has a member `job` and an order. A caller that needs room takes Oldest(), an entry
+// of the job that holds most, so that no job costs another one, which holds less, anything.
 template <typename Key, typename Value>
 class JobShares {
  public:
@@ -46,7 +46,7 @@ class JobShares {
     return entries.back();
   }
 
-  // What an entry holds has changed.
+  // Says that the size of an entry has changed.
   void Count(Entry& entry, size_t bytes) {
     Job& job = jobs_.at(entry.key.job);
     by_bytes_.erase({job.bytes, entry.key.job});
@@ -56,11 +56,11 @@ class JobShares {
     by_bytes_.insert({job.bytes, entry.key.job});
   }
 
-  // Of one job.
+  // The size and number of the entries of one job.
   size_t BytesOf(const JobId& job) const { return jobs_.at(job).bytes; }
   size_t EntriesOf(const JobId& job) const { return jobs_.at(job).entries.size(); }
 
-  // Of the job that holds most the entry not renewed for longest; nullptr: there is none.
+  // The entry of the job that holds most which was not renewed for longest; nullptr: there is none.
   Entry* Oldest() {
     return by_bytes_.empty() ? nullptr : &jobs_.at(by_bytes_.rbegin()->second).entries.front();
   }

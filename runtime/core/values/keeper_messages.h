@@ -1,5 +1,5 @@
-// What an agent tells a keeper and what a keeper reports, as plain values. PURE, and std only, because the
-// keeper links nothing but libc and libstdc++. The bytes are in runtime/keeper/agent_protocol.h;
+// The messages from an agent to a keeper and back, as plain values. PURE, and std only, because the keeper
+// links nothing but libc and libstdc++. The bytes are in runtime/keeper/agent_protocol.h;
 // docs/protocols/keeper.md tells who sends what when. `Fields` names every member once, for both directions
 // of the codec.
 #pragma once
@@ -160,8 +160,8 @@ struct Forget {  // the generation is gone and acknowledged
   bool operator==(const Forget&) const = default;
 };
 
-// Until then the ranks without the SDK may run without another Fence, on CLOCK_BOOTTIME (base/clock.h): the
-// head counts on it that they do not write any more. The latest of all stands.
+// Until `until_ms` the ranks without the SDK may run without another Fence, on CLOCK_BOOTTIME (base/clock.h):
+// the head relies on it that they do not write any more after that. The latest of all stands.
 struct Fence {
   int64_t until_ms = 0;
   GT_FIELDS(until_ms)

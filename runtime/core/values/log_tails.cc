@@ -16,7 +16,7 @@ std::vector<SpillTail> LogTails::Put(const LogTail& tail) {
   HeldTail& held = entry.value;
   const bool doubled = tail.piece > 0 && tail.piece <= held.piece;
   if (doubled) return {};
-  // After a piece that was lost, or a tail that was forgotten, what comes begins it anew.
+  // After a piece that was lost, or a tail that was forgotten, the next piece begins it anew.
   if (tail.piece == 0 || tail.piece != held.piece + 1) held = HeldTail();
   held.text += tail.text;
   held.piece = tail.piece;
@@ -29,8 +29,8 @@ std::vector<SpillTail> LogTails::Put(const LogTail& tail) {
   while (tails_.bytes() > total_bytes_max_) {
     auto& oldest = *tails_.Oldest();
     if (oldest.value.text.empty()) {
-      // That a tail goes on is remembered while others of the job have text (a round of them finds one), and
-      // while that does not take half of the room.
+      // The head remembers that a tail goes on while others of the job have text (a round of them finds one),
+      // and while that does not take half of the room.
       const size_t costs = kTailCost * tails_.EntriesOf(oldest.key.job);
       const bool forget = costs == tails_.BytesOf(oldest.key.job) || costs > total_bytes_max_ / 2;
       forget ? tails_.Erase(oldest.key) : (void)tails_.Renew(oldest.key);

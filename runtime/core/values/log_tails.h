@@ -1,7 +1,7 @@
-// LogTails: the mirrored last words of every rank, bounded in total. PURE.
+// LogTails: the mirrored last output of every rank, bounded in total. PURE.
 //
-// Ranks tell their output in pieces, each added to those before it. What there is no room for here is handed
-// out, to be spilled to a disk: of a tail its older part is there then, and its newest here.
+// Ranks report their output in pieces, each added to those before it. Text that has no room here is returned,
+// to be spilled to a disk: then the older part of a tail is there, and its newest part here.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -30,8 +30,8 @@ struct HeldTail {
   bool operator==(const HeldTail&) const = default;
 };
 
-// For a disk: comes after `before` bytes that were handed out of the same tail. Where those are not all there
-// it begins the tail anew.
+// A part of a tail to be spilled to a disk, after the `before` bytes that were handed out of it earlier.
+// Where those are not all there it begins the tail anew.
 struct SpillTail {
   TailKey tail;
   uint64_t before = 0;
@@ -40,7 +40,7 @@ struct SpillTail {
   bool operator==(const SpillTail&) const = default;
 };
 
-// What a disk has of it: the end of the `bytes` that were handed out.
+// The part of a tail that is on a disk: the end of the `bytes` that were handed out.
 struct SpilledTail {
   std::string text;
   uint64_t bytes = 0;
@@ -58,7 +58,7 @@ class LogTails {
   LogTails(size_t each_bytes_max, size_t total_bytes_max)
       : each_bytes_max_(each_bytes_max), total_bytes_max_(total_bytes_max) {}
 
-  // Returns what has to leave for it.
+  // Adds a piece, and returns the parts that must be spilled to make room for it.
   std::vector<SpillTail> Put(const LogTail& tail);
   const HeldTail* Find(const TailKey& key) const;
   void Forget(const JobId& job);

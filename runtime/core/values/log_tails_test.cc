@@ -73,7 +73,7 @@ TEST(LogTails, TotalIsBoundedOldestGoesFirst_X16) {
   EXPECT_EQ(tails.Find(Key(0)), nullptr);  // not for ever remembered either
 }
 
-// What a tail had before it was spilled is not told again by its agent.
+// The agent does not report again the part of a tail that was spilled before.
 TEST(LogTails, WhatLeavesFollowsWhatLeftBefore) {
   LogTails tails(100, 2 * kCost + 10);
   tails.Put(Tail(0, "zero one "));

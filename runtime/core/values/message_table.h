@@ -1,5 +1,5 @@
-// The one table of what is said over the control plane: for each message who may send it and how large it may
-// be, for each request of a client what it is called, whether it changes anything and who may make it. PURE.
+// The one table of the messages of the control plane: for each message who may send it and how large it may
+// be, for each request of a client its name, whether it changes anything and who may make it. PURE.
 //
 // The codec, the check of authority and the dispatch of head and agent all read it. A message without a line
 // here, or without a codec or a handler, does not compile; CONTRIBUTING.md tells the steps.
@@ -9,7 +9,7 @@
 
 namespace gtrain::core {
 
-// Who has made a message: the role of its connection's key says it.
+// The maker of a message, according to the role of its connection's key.
 enum class Sender { kAny, kAgent, kClient, kHead, kJoiner };
 
 // How large a message may be: kSmall 1 MiB, kLarge what a transport carries (wire/codec.h).
@@ -21,7 +21,7 @@ enum class Scope {
   kAll,
 };
 
-// What is known of a kind of request without looking inside.
+// The facts about a kind of request that are known without looking inside.
 struct RequestRule {
   absl::string_view name;  // in the audit log
   bool changes;            // is remembered with its answer, and audited

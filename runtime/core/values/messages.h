@@ -66,7 +66,7 @@ struct RankExit {
   // The rank's newest note of kind `storage` before it ended; empty: its storage could be read. It travels
   // with the exit, so no loss or order of messages can part the two.
   std::string storage;
-  // As in RankStatus, of what it said last: what a status would have said with the next heartbeat.
+  // Fields of the rank's last status (RankStatus), which the next heartbeat would have reported.
   std::optional<int64_t> step;
   std::optional<double> loss;
   bool diverged = false;
@@ -86,10 +86,10 @@ struct RankStatus {
   std::optional<double> loss;
   std::optional<double> samples_per_second;
   uint64_t collective_sequence = 0;  // last collective entered, for the hang verdict
-  // In collectives that had to wait for other ranks, and since it joined, by the rank's own clock: both or
-  // none.
+  // The time in collectives that had to wait for other ranks, and the time since it joined, by the rank's own
+  // clock: both or none.
   std::optional<double> waited_seconds, joined_seconds;
-  // For so long, when this was said, it has neither written nor stepped nor used the processor, and the
+  // The time for which it has neither written nor stepped nor used the processor, when this was sent, and the
   // function of the kernel in which it waits (empty: unknown). Zero: it works, or has not rested for long.
   absl::Duration idle;
   std::string blocked_in;
@@ -146,32 +146,32 @@ struct GenerationGrant {
   std::string spec_text;                          // canonical YAML of the JobSpec
   std::map<std::string, std::string> client_env;  // inherited from the client, already filtered
   std::string run_dir;                            // where logs and reports go on each node
-  // GTRAIN_RESUME: "latest", "fresh", a step, a uri, or empty: the identity rule decides. What the user asked
-  // for at the launch; "latest" once a program without the SDK has a checkpoint.
+  // GTRAIN_RESUME: "latest", "fresh", a step, a uri, or empty: the identity rule decides. It is the user's
+  // choice at the launch, and "latest" once a program without the SDK has a checkpoint.
   std::string resume;
   std::string master_address;
   int master_port = 0;
   int world_size = 0;
   std::vector<NodePlace> nodes;  // index = GROUP_RANK
   std::vector<RankPlace> ranks;  // index = rank
-  // Of no use to the agent; it gives them back to a head that has lost its records (fault H8).
+  // The agent does not use these; it gives them back to a head that has lost its records (fault H8).
   std::string client_key;
   std::string request_id;
   bool end_with_client = false;
   std::string owner;  // whose job it is; with the three above what a head that lost its records takes up
-  // 64 hex digits: opens the copies of this job's checkpoints on all its machines. Made by the head, the same
-  // for each generation, in no record. Empty: of a head that knows none.
+  // The secret that opens the copies of this job's checkpoints on all its machines: 64 hex digits, made by
+  // the head, the same for each generation, in no record. Empty: the head knows none.
   std::string near_secret;
-  // Machines outside the job that keep copies of its shards, or have some of the generation before: in
-  // KeepCopies they were told so. Who keeps whose follows from the order (near_peers.h).
+  // Machines outside the job that keep copies of its shards, or have some of the generation before, as
+  // KeepCopies told them. The order says which of them keeps whose copies (near_peers.h).
   std::vector<NodePlace> holders;
   // The newest checkpoint that the head knows; only one with a manifest. A restore that does not find it
   // stops.
   std::optional<CheckpointReport> newest;
   bool takeover = false;  // the launch said --takeover: the ranks may take the directory from a live owner
   // This job, then the others of this cluster that are not over and may save, newest first, at most
-  // kLiveJobsToldMax; empty: of a head that does not say. Of the moment in which the grant leaves, in no
-  // record.
+  // kLiveJobsToldMax; empty: the head does not say. These are the jobs of the moment in which the grant
+  // leaves; no record has them.
   std::vector<JobId> live_jobs;
   bool operator==(const GenerationGrant&) const = default;
 };
@@ -186,7 +186,7 @@ struct GrantSeal {
   bool operator==(const GrantSeal&) const = default;
 };
 
-// What is said about a machine that may be taken away, in the order of severity.
+// A notice that a machine may be taken away, in the order of severity.
 enum class NoticeKind {
   kNone,    // nothing, or it was withdrawn
   kAtRisk,  // the machine may go earlier than others: checkpoint soon, do not drain
@@ -278,8 +278,8 @@ struct LogTail {
   bool is_stderr = false;
   uint64_t end_offset = 0;  // bytes of the log file so far
   std::string text;
-  // 0: all of the tail, in place of what was sent before. n: what came after piece n - 1. Numbers and not
-  // offsets, because of a log that its disk refuses the tail goes on and the offset does not.
+  // 0: all of the tail, in place of the text sent before. n: the text after piece n - 1. Numbers and not
+  // offsets, because the tail of a log that its disk refuses goes on and the offset does not.
   uint64_t piece = 0;
   bool operator==(const LogTail&) const = default;
 };
@@ -304,7 +304,7 @@ struct AgentNote {
   bool operator==(const AgentNote&) const = default;
 };
 
-// What the node's cloud says now; kNone after anything else takes it back. Repeated until AckNotice.
+// The notice of the node's cloud now; kNone after a notice takes it back. Repeated until AckNotice.
 struct NoticeSeen {
   uint64_t sequence = 0;
   NodeNotice notice;
@@ -431,8 +431,8 @@ struct ForgetJob {
   bool operator==(const ForgetJob&) const = default;
 };
 
-// To a machine that runs no rank of the job: keep copies of its checkpoints until ForgetJob. After each hello
-// again.
+// Tells a machine that runs no rank of the job to keep copies of its checkpoints until ForgetJob. Sent again
+// after each hello.
 struct KeepCopies {
   HeadEpoch epoch;
   JobId job;

@@ -17,7 +17,7 @@ constexpr int kSameHost = 3;
 
 bool CanHold(const NodePlace& node) { return node.near_port > 0 && !node.near_key.empty(); }
 
-// Of the widest domain in which the nodes differ, the size of the largest group.
+// The size of the largest group in the widest domain in which the nodes differ.
 size_t LargestGroup(const std::vector<NodePlace>& nodes, const std::vector<size_t>& row) {
   for (int level = 1; level <= 3; ++level) {  // groups share at least `level` domains
     size_t largest = 0, size = 0;

@@ -1,5 +1,5 @@
 // Which machines keep copies of whose shards of a job (`checkpoint.replicas`). PURE: every agent computes the
-// same from the grant, and the head from more machines than it then names there.
+// same from the grant, and the head computes it from more machines than it then names there.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -8,15 +8,16 @@
 
 namespace gtrain::core {
 
-// How much of where they stand two machines share: 0: not even the zone; 1: the zone; 2: the rack; 3: the
-// host. What is not known (no label) is taken as shared by all that do not know it either.
+// How many of their domains two machines share: 0: not even the zone; 1: the zone; 2: the rack; 3: the host.
+// A domain that is not known (no label) counts as shared by all machines that do not know it either.
 int SharedDomains(const NodePlace& a, const NodePlace& b);
 
-// For each of `nodes`, those of the job, who keeps its copies: as many others as `replicas`, or all that can
-// keep some. An index from nodes.size() on is of `outside`: machines that run no rank of the job, best first.
-// As little shared with it as can be had, then of the job rather than outside, then as little shared with
-// each other; evenly, as far as that allows. One outside on the same host is of no use. Taking away those of
-// `outside` that nobody chose changes nothing.
+// For each of `nodes`, which are those of the job, the machines that keep its copies: as many others as
+// `replicas`, or all that can keep some. An index from nodes.size() on is of `outside`: machines that run no
+// rank of the job, best first. Holders that share as few domains with the node as can be had come first, then
+// those of the job before those outside, then those that share few domains with each other; copies are spread
+// evenly, as far as that allows. A machine outside on the same host is of no use. Taking away machines of
+// `outside` that were not chosen changes nothing.
 std::vector<std::vector<size_t>> ChooseHolders(const std::vector<NodePlace>& nodes, int replicas,
                                                const std::vector<NodePlace>& outside = {});
 

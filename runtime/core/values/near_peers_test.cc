@@ -63,7 +63,7 @@ TEST(NearPeers, EachKeepsOneWhereNoZoneHasMoreThanHalf) {
        std::vector<std::vector<int>>{{1, 1}, {3, 3}, {4, 2, 2}, {2, 2, 1}, {8, 5, 4}, {1, 1, 1, 1}}) {
     for (size_t keeps : Kept(ChooseHolders(Zones(sizes), 1))) EXPECT_EQ(keeps, 1u);
   }
-  // Else those of the small one share it evenly.
+  // Otherwise the machines of the small zone share it evenly.
   const auto nodes = Zones({6, 2});
   const auto keeps = Kept(ChooseHolders(nodes, 1));
   for (size_t i = 0; i < nodes.size(); ++i) {

@@ -1,4 +1,4 @@
-// The kinds of what ranks say of themselves, which rank, agent and head share. PURE.
+// The kinds of notes that ranks write about themselves, which rank, agent and head share. PURE.
 #pragma once
 #include <cstddef>
 
@@ -6,18 +6,19 @@
 
 namespace gtrain::core {
 
-// What a rank says of itself for people to see in `gtrain status`; the newest of a kind counts.
-// AgentNote::kind of it, too.
+// Notes of a rank about itself that people see in `gtrain status`; the newest of a kind counts. The kind is
+// also AgentNote::kind.
 inline constexpr char kCompressionNote[] = "compression";  // how gradients travel, as the program chose
 inline constexpr char kRestoreNote[] = "restore";          // what the state was restored from
 inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoint directory is
-// That the storage of its checkpoints cannot be read, and why; empty: it can again. A rank that ends with
-// this said has met a storage fault (FaultKind::kStorage).
+// Says that the storage of the rank's checkpoints cannot be read, and why; empty: it can again. A rank that
+// ends with this note has met a storage fault (FaultKind::kStorage).
 inline constexpr char kStorageNote[] = "storage";
 inline constexpr char kSavesNote[] = "saves";  // that saves since the newest commit came to nothing, and why
-// That the log files of ranks cannot be written, and why; empty: they are again. Its agent says so.
+// Says that the log files of ranks cannot be written, and why; empty: they are again. The agent writes it.
 inline constexpr char kLogsNote[] = "logs";
-// Where training is in its data; each is an event, from which `gtrain data audit` proves what was trained.
+// Says where training is in its data; each is an event, from which `gtrain data audit` proves what was
+// trained.
 inline constexpr char kSamplesNote[] = "samples";
 constexpr bool IsRankNote(absl::string_view kind) {
   return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote ||

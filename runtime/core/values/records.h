@@ -1,6 +1,6 @@
-// What the head keeps on disk, as plain values. PURE. runtime/wire encodes exactly these structs;
-// the key of each record is KeyOf(record). Nothing here is an Instant: monotonic time does not
-// survive a restart, so durations are what is stored.
+// The records that the head keeps on disk, as plain values. PURE. runtime/wire encodes exactly these structs;
+// the key of each record is KeyOf(record). Nothing here is an Instant: monotonic time does not survive a
+// restart, so durations are what is stored.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -27,7 +27,7 @@ enum class JobState {
   kCancelled
 };
 
-// What becomes of the job once no process of its revoked generation is left.
+// What happens to the job once no process of its revoked generation is left.
 enum class Ending {
   kNone,     // nothing is being ended
   kReform,   // restart_policy decides about another generation
@@ -56,7 +56,7 @@ struct FaultRecord {
   std::string signature;        // equal for "the same error"
   std::optional<int64_t> step;  // where the generation was, if it ever reported one
   bool progressed = false;      // it passed a first step or committed a checkpoint
-  // Of kStorage: generations in a row that met it without progress between them; they share this record.
+  // For kStorage: generations in a row that met it without progress between them; they share this record.
   int tries = 1;
   // The highest step of a checkpoint that the job had committed when this generation was over.
   std::optional<int64_t> committed;
@@ -71,7 +71,7 @@ struct AvoidedNode {
   bool operator==(const AvoidedNode&) const = default;
 };
 
-// Key "job/<id>". What was submitted; changes only when a job is taken up again from its ranks.
+// Key "job/<id>". The submission; changes only when a job is taken up again from its ranks.
 struct JobSubmission {
   JobId id;
   uint64_t number = 0;  // order of submission
@@ -90,7 +90,7 @@ struct JobSubmission {
   bool operator==(const JobSubmission&) const = default;
 };
 
-// What changes with nearly everything that happens to a job. Of a bounded size, however many ranks it has.
+// The fields that change with nearly every event of a job. Their size is bounded, however many ranks it has.
 struct JobStatus {
   JobState state = JobState::kQueued;
   std::string reason;     // one sentence: why this state
@@ -180,7 +180,7 @@ struct JobUnreleasedRecord {
   bool operator==(const JobUnreleasedRecord&) const = default;
 };
 
-// Key "node/<id>". What the head needs to recognise a node after its own restart.
+// Key "node/<id>". The facts by which the head recognises a node after its own restart.
 struct NodeRecord {
   NodeId id;
   Incarnation incarnation;

@@ -20,9 +20,9 @@ class RequestPacer {
   Instant deadline() const { return deadline_; }
   // Whether to send now. A connection that is gone makes the next one send at once.
   bool Due(bool connected, Instant now);
-  // What became of the sending Due asked for; `sent` false: the connection does not take it now.
+  // Says whether the request that Due asked for was sent; `sent` false: the connection does not take it now.
   void Sent(bool sent, Instant now, Rng& rng);
-  // The head has heard it and had no room for it.
+  // Says that the head has received the request and had no room for it.
   void Refused(Instant now, Rng& rng);
 
  private:

@@ -1,5 +1,5 @@
-// The brain of a rank's session: membership of one generation, exchanges, flags and what is
-// reported when. PURE. The shell is runtime/worker.
+// The core of a rank's session: membership of one generation, exchanges, flags, and when which report is
+// sent. PURE. The shell is runtime/worker.
 //
 //   joining --table 0--> joined --revoked or keeper lost--> over
 // Stop and preemption are flags beside the state: the program acts on them.
@@ -31,7 +31,7 @@ struct WorkerTable {
   uint64_t sequence = 0;
   std::vector<std::string> blobs;
 };
-// The program gives up waiting for a table; who is missing is asked for first.
+// The program gives up waiting for a table; first it asks which ranks are missing.
 struct WorkerOverdue {
   uint64_t sequence = 0;
 };

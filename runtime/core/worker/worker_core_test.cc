@@ -12,7 +12,7 @@ using testing::IsEmpty;
 
 constexpr Instant AtMs(int64_t ms) { return {ms * 1'000'000}; }
 
-// Of a rank that has waited for nobody.
+// The pace of a rank that has never waited for others.
 RankPace Pace(int64_t joined_ms) { return {absl::ZeroDuration(), absl::Milliseconds(joined_ms)}; }
 
 WorkerCore Joined(int world = 2) {
