@@ -122,7 +122,8 @@ TEST_F(LinkMemoryTest, LearnsWhatItsMarkSaidWhateverIsMeasuredMeanwhile) {
   const std::vector<Carriers> before = rank.measured;
   LinkMemory memory = MemoryOf(rank);
   const std::string mark = memory.Mark();
-  rank.bootstrap->fabric()->RememberLinks("");
+  Fabric& fabric = *rank.bootstrap->fabric();
+  fabric.RememberLinks(std::string(fabric.links().size(), '\0'));
   memory.TakeMarks({mark, mark});
   ASSERT_EQ(Learn(rank, memory), absl::OkStatus());
   ASSERT_EQ(rank.measured.size(), 1u);
