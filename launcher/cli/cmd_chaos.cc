@@ -104,13 +104,9 @@ class Chaos {
     const Instant end = plan_.all ? clock_.Now() + *plan_.all : Instant{INT64_MAX};
     Say(absl::StrCat(job_, ": ", Words(), " every ", PrintDuration(plan_.every),
                      ", half of it more or less; --seed ", plan_.seed));
-    while (Pause(plan_.every * (0.5 + rng_.Unit()), end)) {
-      GT_ASSIGN_OR_RETURN(const JobDoc before, AskJob(cluster_, job_, absl::Seconds(20)));
-      if (before.Final()) break;
-      const std::vector<RankDoc> victims = Victims(before);
-      if (victims.empty()) continue;  // it is being formed
-      if (Strike(before, victims)) GT_RETURN_IF_ERROR(AwaitStep(before, victims, end));
-    }
+    const absl::Status struck = StrikeUntil(end);
+    GT_RETURN_IF_ERROR(Undrain());  // however it ended
+    GT_RETURN_IF_ERROR(struck);
     GT_ASSIGN_OR_RETURN(last_, AskJob(cluster_, job_, absl::Seconds(20)));
     return absl::OkStatus();
   }
@@ -156,11 +152,12 @@ class Chaos {
     return "";
   }
 
-  // False: it is over.
+  // False: the time is over, or a signal came, now or earlier.
   bool Pause(absl::Duration time, Instant end) {
     const Instant until = std::min(clock_.Now() + time, end);
     while (true) {
-      if (signals_.Next() != 0) return false;
+      signalled_ = signalled_ || signals_.Next() != 0;
+      if (signalled_) return false;
       const Instant now = clock_.Now();
       if (now >= end) return false;
       if (now >= until) return true;
@@ -178,6 +175,17 @@ class Chaos {
     }
     if (running.empty() || plan_.rank || !plan_.node.empty()) return running;
     return {running[rng_.Below(running.size())]};
+  }
+
+  absl::Status StrikeUntil(Instant end) {
+    while (Pause(plan_.every * (0.5 + rng_.Unit()), end)) {
+      GT_ASSIGN_OR_RETURN(const JobDoc before, AskJob(cluster_, job_, absl::Seconds(20)));
+      if (before.Final()) break;
+      const std::vector<RankDoc> victims = Victims(before);
+      if (victims.empty()) continue;  // it is being formed
+      if (Strike(before, victims)) GT_RETURN_IF_ERROR(AwaitStep(before, victims, end));
+    }
+    return absl::OkStatus();
   }
 
   // False: nothing happened, for the rank had ended by itself.
@@ -242,8 +250,7 @@ class Chaos {
       }
       if (clock_.Now() - at > kRecoverWithin) break;
     }
-    GT_RETURN_IF_ERROR(Undrain());
-    if (clock_.Now() - at <= kRecoverWithin) return absl::OkStatus();  // a signal
+    if (signalled_) return absl::OkStatus();
     return absl::DeadlineExceededError(absl::StrCat(job_, " has not stepped on within ",
                                                     PrintDuration(kRecoverWithin), ": gtrain why ", job_));
   }
@@ -261,6 +268,7 @@ class Chaos {
   Rng rng_;
   const RealClock clock_;
   SignalPipe signals_;
+  bool signalled_ = false;
   std::vector<std::string> drained_;
   json deeds_ = json::array();
   std::vector<double> took_;

@@ -23,7 +23,7 @@ class Samples:
 
     A batch counts as trained once the loop, or `next()`, gave it: a save after its update contains it. For a torch
     DataLoader that reads ahead: `DataLoader(dataset, batch_sampler=data.batches(), num_workers=2)`, with
-    `data.advance()` for each batch before the save.
+    `data.batch` as the samples of all ranks, and then `data.advance()` for each batch before the save.
 
     `share` of `shares`: this rank's coordinate along the data-parallel axis of a mesh, and the axis' size; without them
     the rank and the world size. `drop_last` leaves the short batch at the end of each epoch out.
@@ -83,7 +83,13 @@ class Samples:
     @property
     def done(self):
         """Whether all epochs are trained."""
-        return self._where().batch == 0
+        return self.batch == 0
+
+    @property
+    def batch(self):
+        """Samples of the next batch, of all ranks; 0 when all epochs are trained. A loop over `batches` divides by it
+        before it calls `advance`; `total` is for loops over the object itself."""
+        return self._where().batch
 
     def advance(self):
         """The next batch is trained: for loops over `batches`, before the save that contains it."""
@@ -111,7 +117,7 @@ class Samples:
 
     def next(self):
         """This rank's share of the next batch, which is trained from now on. FailedPrecondition when all is trained."""
-        self.total = self._where().batch
+        self.total = self.batch
         if self.total == 0:
             raise FailedPrecondition("all epochs of the data are trained")
         share = self.peek()

@@ -80,6 +80,23 @@ class ChaosTest(harness.GtrainTest):
         self.end_local_cluster()
         self.assertIn('train-1 is over', self.gtrain('chaos', 'train', expect=1).stderr)
 
+    def test_the_verb_leaves_nothing_behind(self):
+        """A signal ends it also while it waits for the job to step on, and a drain is taken back when the job ends."""
+        spec = self.job_file('rests', 'name: rests\nranks: 1\nrun: sleep 1000\n')
+        self.gtrain('launch', '-d', spec)
+        self.wait_for_state('rests', 'RUNNING')
+        killed = self.start('chaos', 'rests', '--every', '200ms')
+        wait_until('a second generation', lambda: (self.job('rests') or {}).get('generation', 0) >= 2)
+        killed.signal(signal.SIGTERM)
+        self.assertEqual(killed.wait(), 0, killed.output())
+        self.assertRegex(killed.output(), r'rests-1: 1 fault; it is ')
+        self.wait_for_state('rests', 'RUNNING')
+        drained = self.start('chaos', 'rests', '--drain', '60s', '--every', '200ms')
+        wait_until('a drained node', lambda: 'gtrain chaos' in self.gtrain('nodes').stdout)
+        self.gtrain('stop', 'rests', '--now')
+        self.assertEqual(drained.wait(), 0, drained.output())
+        self.assertNotIn('gtrain chaos', self.gtrain('nodes').stdout)
+
     def living_ranks(self):
         return [pid for pid, argv in self.marked().items() if any('stepper.py' in word for word in argv)]
 

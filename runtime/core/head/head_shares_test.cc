@@ -125,6 +125,9 @@ TEST_F(HeadSharesTest, WhatRanksSayIsToldInMeasure) {
   EXPECT_EQ(Status(job).at("owner"), "owner 50") << "what they told of is known all the same";
 
   Pass(absl::Seconds(2), {"1"});
+  FromNode("1", AgentNote{job, {1}, 0, kSamplesNote, "train: a record"});
+  ASSERT_EQ(EventsOf(job, kSamplesNote).size(), 1u);
+  EXPECT_THAT(EventsOf(job, kSamplesNote)[0], testing::EndsWith("train: a record")) << "a program reads it";
   FromNode("1", AgentNote{job, {1}, 0, kOwnerNote, "another"});
   EXPECT_THAT(EventsOf(job, kOwnerNote).back(), HasSubstr("another (195 notes before this are not listed)"));
 

@@ -270,7 +270,8 @@ void RankNews::OnNote(const NodeId& node, const AgentNote& note) {
 void RankNews::EmitNote(Job& job, const std::string& kind, std::string text) {
   if (!job.note_rate) job.note_rate.emplace(config_.notes_burst, 1, context_.step_at());
   if (!job.note_rate->Take(context_.step_at())) return (void)++job.notes_left_out;
-  if (const int left_out = std::exchange(job.notes_left_out, 0); left_out > 0)
+  // A program reads records of samples: another note tells it.
+  if (const int left_out = kind == kSamplesNote ? 0 : std::exchange(job.notes_left_out, 0); left_out > 0)
     absl::StrAppend(&text, " (", left_out, " notes before this are not listed)");
   context_.Emit(job, kind, std::move(text));
   context_.Dirty(job);
