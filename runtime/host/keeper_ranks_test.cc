@@ -358,7 +358,7 @@ std::vector<pid_t> WriterPids(int64_t keeper) {
 
 TEST_F(KeeperTest, AWriterOutlivesItsRankAndItsGeneration) {
   Start();
-  Launch({"exec sleep 600"});
+  Launch({"setsid sleep 600 & exec sleep 600"});  // what is left makes the keeper look for whose it is
   ASSERT_NE(WaitStarted(0), nullptr);
   FakeRank rank(dir_);
   ASSERT_NO_FATAL_FAILURE(Welcome(&rank));
