@@ -561,10 +561,13 @@ class SamplesTest(unittest.TestCase):
         data = self.samples()
         ahead = list(data.batches())
         self.assertEqual(data.step, 0, "reading moves nothing")
-        trained = []
+        trained, totals = [], []
         for batch in data.batches():
             trained.append(list(batch))
+            totals.append(data.batch)
             data.advance()
+        self.assertEqual(totals, [4, 4, 2, 4, 4, 2], "what a mean divides by")
+        self.assertEqual(data.batch, 0)
         self.assertEqual([list(batch) for batch in ahead], trained)
         self.assertTrue(data.done)
         fresh = self.samples()
@@ -586,7 +589,7 @@ class SamplesTest(unittest.TestCase):
 
     def test_wrong_words(self):
         for options, said in (({"samples": 0}, "`samples` is 0"), ({"epochs": 0}, "`epochs` is 0"), ({"global_batch": 0}, "`global_batch` is 0"),
-                              ({"name": "a b"}, "the name of data"), ({"share": 1}, "go together"), ({"share": 3, "shares": 3}, "`share` is 3"),
+                              ({"name": "a b"}, "the name of data"), ({"name": "a\0b"}, "NUL"), ({"share": 1}, "go together"), ({"share": 3, "shares": 3}, "`share` is 3"),
                               ({"shares": 0, "share": 0}, "at least 1"), ({"seed": -1}, "seed"), ({"samples": 1 << 70}, "samples"),
                               ({"global_batch": 2.5}, "no integer")):
             with self.subTest(options), self.assertRaisesRegex(gtrain.InvalidArgument, said):

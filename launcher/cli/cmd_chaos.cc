@@ -111,6 +111,8 @@ class Chaos {
     return absl::OkStatus();
   }
 
+  bool failed() const { return last_.state == "FAILED"; }
+
   json Report() const {
     std::vector<double> took = took_;
     std::sort(took.begin(), took.end());
@@ -162,7 +164,8 @@ class Chaos {
       if (now >= end) return false;
       if (now >= until) return true;
       pollfd fd{signals_.fd(), POLLIN, 0};
-      (void)poll(&fd, 1, static_cast<int>(absl::ToInt64Milliseconds(until - now) + 1));
+      const absl::Duration left = std::min<absl::Duration>(until - now, absl::Hours(1));
+      (void)poll(&fd, 1, static_cast<int>(absl::ToInt64Milliseconds(left) + 1));
     }
   }
 
@@ -182,7 +185,11 @@ class Chaos {
       GT_ASSIGN_OR_RETURN(const JobDoc before, AskJob(cluster_, job_, absl::Seconds(20)));
       if (before.Final()) break;
       const std::vector<RankDoc> victims = Victims(before);
-      if (victims.empty()) continue;  // it is being formed
+      if (victims.empty()) {  // it is being formed, or nothing of it is where the flags say
+        if (!std::exchange(said_nobody_, true))
+          Say(absl::StrCat("no rank to hit: ", Words(), "; ", before.state));
+        continue;
+      }
       if (Strike(before, victims)) GT_RETURN_IF_ERROR(AwaitStep(before, victims, end));
     }
     return absl::OkStatus();
@@ -252,7 +259,8 @@ class Chaos {
     }
     if (signalled_) return absl::OkStatus();
     return absl::DeadlineExceededError(absl::StrCat(job_, " has not stepped on within ",
-                                                    PrintDuration(kRecoverWithin), ": gtrain why ", job_));
+                                                    PrintDuration(kRecoverWithin),
+                                                    ", or reports no steps: gtrain why ", job_));
   }
 
   absl::Status Undrain() {
@@ -269,25 +277,26 @@ class Chaos {
   const RealClock clock_;
   SignalPipe signals_;
   bool signalled_ = false;
+  bool said_nobody_ = false;
   std::vector<std::string> drained_;
   json deeds_ = json::array();
   std::vector<double> took_;
   JobDoc last_;
 };
 
-absl::Status Run(const Args& args) {
+absl::StatusOr<int> Run(const Args& args) {
   GT_ASSIGN_OR_RETURN(const Plan plan, PlanOf(args));
   GT_ASSIGN_OR_RETURN(Target target, FindLiveTarget(args));
   Chaos chaos(*target.cluster, target.job.id, plan);
   GT_RETURN_IF_ERROR(chaos.Run());
   Print(args.Has("json") ? chaos.Report().dump(-1, ' ', false, json::error_handler_t::replace) + "\n"
                          : chaos.Summary());
-  return absl::OkStatus();
+  return chaos.failed() ? kFailed : kDone;
 }
 
 int RunChaos(const Args& args) {
-  const absl::Status status = Run(args);
-  return status.ok() ? kDone : Report(status);
+  const absl::StatusOr<int> code = Run(args);
+  return code.ok() ? *code : Report(code.status());
 }
 
 }  // namespace
@@ -314,7 +323,7 @@ Verb ChaosVerb() {
                 {"drain", '\0', "TIME",
                  "as `gtrain node drain --deadline TIME`, taken back when the job runs elsewhere"},
                 {"every", '\0', "TIME", "from one fault to the next, half of it more or less; default 5s"},
-                {"for", '\0', "TIME", "end after so long; default: with the job"},
+                {"for", '\0', "TIME", "no further fault after so long; default: until the job ends"},
                 {"rank", '\0', "R", "always this rank; default: any"},
                 {"node", '\0', "HOST", "all ranks of the job on this node"},
                 {"seed", '\0', "N", "the same choices again"},

@@ -137,8 +137,9 @@ Verb DataVerb() {
       "Of programs that take their samples from gtrain's ledger: each generation says where in its data it "
       "begins,\n"
       "and the end says so, too. audit follows these records over crashes, other numbers of ranks and older\n"
-      "checkpoints. It exits with 1 where a sample was trained twice or never, and says which generation did "
-      "it.\n\n"
+      "checkpoints. It exits with 1 where that is not proven: a sample was trained twice or never, or "
+      "nothing "
+      "says, and why.\n\n"
       "  gtrain data audit fashion-mnist-1\n"
       "  gtrain data audit gtrain-runs/fashion-mnist-1-5c3e90ab";
   verb.flags = {ContextFlag(), {"json", '\0', "", "the ranges that were kept, and what is wrong, as JSON"}};

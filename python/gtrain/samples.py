@@ -23,7 +23,8 @@ class Samples:
 
     A batch counts as trained once the loop, or `next()`, gave it: a save after its update contains it. For a torch
     DataLoader that reads ahead: `DataLoader(dataset, batch_sampler=data.batches(), num_workers=2)`, with
-    `data.batch` as the samples of all ranks, and then `data.advance()` for each batch before the save.
+    `data.batch` as the samples of all ranks, and then `data.advance()` for each batch before the save. Where a batch may
+    have fewer samples than there are ranks a share is empty: give the loader a `collate_fn` that takes an empty list.
 
     `share` of `shares`: this rank's coordinate along the data-parallel axis of a mesh, and the axis' size; without them
     the rank and the world size. `drop_last` leaves the short batch at the end of each epoch out.
@@ -35,6 +36,8 @@ class Samples:
             raise InvalidArgument("`share` and `shares` go together")
         if shares is not None and shares < 1:
             raise InvalidArgument(f"`shares` is {shares}; it is at least 1")
+        if "\0" in str(name):
+            raise InvalidArgument("the name of data has a NUL byte")
         self._handle = c_void_p()
         self.total = 0  # samples of the batch that the loop has, of all ranks
         options = _library.SamplesOptions(size=ctypes.sizeof(_library.SamplesOptions), name=str(name).encode(),

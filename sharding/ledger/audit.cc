@@ -12,6 +12,10 @@
 namespace gtrain::sharding {
 namespace {
 
+constexpr char kNothingBefore[] =
+    "nothing says what was trained before that. If it goes on from an earlier job's checkpoint, audit that "
+    "job, "
+    "too";
 constexpr char kSaved[] = ", saved with checkpoints", kNotSaved[] = ", not saved";
 
 // Takes words and numbers from the front of a text.
@@ -61,7 +65,7 @@ class Auditor {
   void Add(uint64_t generation, const SampleRecord& record) {
     const SampleCursor& at = record.cursor;
     if (audit_.kept.empty()) {
-      if (at != SampleCursor()) Problem(generation, at, "nothing says what was trained before that");
+      if (at != SampleCursor()) Problem(generation, at, kNothingBefore);
     } else if (!GoesOn(generation, record)) {
       return;
     }
@@ -89,7 +93,7 @@ class Auditor {
     }
     while (!kept.empty() && kept.back().from.step > at.step) kept.pop_back();
     if (kept.empty()) {
-      Problem(generation, at, "nothing says what was trained before that");
+      Problem(generation, at, kNothingBefore);
       return true;
     }
     KeptRange& before = kept.back();

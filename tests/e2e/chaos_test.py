@@ -73,6 +73,9 @@ class ChaosTest(harness.GtrainTest):
         self.assertEqual(stopped.wait(), 0, stopped.output())
         self.assertRegex(stopped.output(), r'train-1: \d faults?; it stepped on after [\d.]+ s in the median, [\d.]+ s at most; it is RUNNING')
         self.assertIn('one of --kill, --term', self.gtrain('chaos', 'train', '--kill', '--term', expect=2).stderr)
+        nobody = self.gtrain('chaos', 'train', '--rank', '99', '--every', '100ms', '--for', '1s')
+        self.assertIn('no rank to hit: kills rank 99; RUNNING', nobody.stderr)
+        self.assertIn('train-1: 0 faults', nobody.stdout)
         self.assertIn('write a time', self.gtrain('chaos', 'train', '--every', 'soon', expect=2).stderr)
         self.wait_for_steps(max(self.steps().values()) + 5, ranks=2)
         open(done, 'w').close()
@@ -96,6 +99,9 @@ class ChaosTest(harness.GtrainTest):
         self.gtrain('stop', 'rests', '--now')
         self.assertEqual(drained.wait(), 0, drained.output())
         self.assertNotIn('gtrain chaos', self.gtrain('nodes').stdout)
+        self.gtrain('launch', '-d', self.job_file('frail', 'name: frail\nranks: 1\nrun: sleep 1000\nrestart: {budget: 0, before_first_step: 0}\n'))
+        self.wait_for_state('frail', 'RUNNING')
+        self.assertIn('frail-2: 1 fault; it is FAILED', self.gtrain('chaos', 'frail', '--every', '200ms', expect=1).stdout)
 
     def living_ranks(self):
         return [pid for pid, argv in self.marked().items() if any('stepper.py' in word for word in argv)]

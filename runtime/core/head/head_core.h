@@ -83,6 +83,7 @@ struct HeadConfig {
   int queries_max = 2'000;               // log reads and commands that agents are asked for
   int queries_per_user_max = 500;        // of those
   int notes_burst = 60;                  // of a job's ranks, told as events; then one a second
+  int samples_burst = 500;               // of a job's records of samples; then one a second
   int events_kept_max = 1'000;           // a job, in memory
   size_t tail_bytes_max = 64 << 10;      // a rank and stream
   size_t tails_bytes_max = 16 << 20;     // all together

@@ -124,12 +124,16 @@ TEST_F(HeadSharesTest, WhatRanksSayIsToldInMeasure) {
   EXPECT_EQ(EventsOf(job, kSavesNote).size() + EventsOf(job, "log-dropped").size(), 0u);
   EXPECT_EQ(Status(job).at("owner"), "owner 50") << "what they told of is known all the same";
 
-  Pass(absl::Seconds(2), {"1"});
   FromNode("1", AgentNote{job, {1}, 0, kSamplesNote, "train: a record"});
-  ASSERT_EQ(EventsOf(job, kSamplesNote).size(), 1u);
+  ASSERT_EQ(EventsOf(job, kSamplesNote).size(), 1u) << "other notes take none of its room";
   EXPECT_THAT(EventsOf(job, kSamplesNote)[0], testing::EndsWith("train: a record")) << "a program reads it";
+  for (int i = 0; i < 2 * config_.samples_burst; ++i)
+    FromNode("1", AgentNote{job, {1}, 0, kSamplesNote, absl::StrCat("train: ", i)});
+  EXPECT_EQ(EventsOf(job, kSamplesNote).size(), static_cast<size_t>(config_.samples_burst));
+
+  Pass(absl::Seconds(2), {"1"});
   FromNode("1", AgentNote{job, {1}, 0, kOwnerNote, "another"});
-  EXPECT_THAT(EventsOf(job, kOwnerNote).back(), HasSubstr("another (195 notes before this are not listed)"));
+  EXPECT_THAT(EventsOf(job, kOwnerNote).back(), HasSubstr("another (696 notes before this are not listed)"));
 
   const JobId other = Submit("train 1 1");
   StartRanks(other);

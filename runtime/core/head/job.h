@@ -91,6 +91,7 @@ struct Job {
   std::map<std::string, std::string> notes_before;  // of earlier generations, of the owner and the storage
   std::map<std::string, std::string> rank_notes;    // of this generation: kind -> newest (rank_notes.h)
   std::optional<RateLimit> note_rate;               // of the events that its ranks cause by what they say
+  std::optional<RateLimit> samples_rate;            // of the records of samples alone
   int notes_left_out = 0;                           // since the last one that was told
 
   // Live, of record.generation.

@@ -268,10 +268,12 @@ void RankNews::OnNote(const NodeId& node, const AgentNote& note) {
 // Ranks may send any notes, and each event is a line in files and a record on the disk that all jobs share.
 // Notes beyond the rate are left out and counted; the state that they report is kept.
 void RankNews::EmitNote(Job& job, const std::string& kind, std::string text) {
-  if (!job.note_rate) job.note_rate.emplace(config_.notes_burst, 1, context_.step_at());
-  if (!job.note_rate->Take(context_.step_at())) return (void)++job.notes_left_out;
-  // A program reads records of samples: another note tells it.
-  if (const int left_out = kind == kSamplesNote ? 0 : std::exchange(job.notes_left_out, 0); left_out > 0)
+  // A program reads records of samples: other notes take none of their room and tell what was left out.
+  const bool record = kind == kSamplesNote;
+  std::optional<RateLimit>& rate = record ? job.samples_rate : job.note_rate;
+  if (!rate) rate.emplace(record ? config_.samples_burst : config_.notes_burst, 1, context_.step_at());
+  if (!rate->Take(context_.step_at())) return (void)++job.notes_left_out;
+  if (const int left_out = record ? 0 : std::exchange(job.notes_left_out, 0); left_out > 0)
     absl::StrAppend(&text, " (", left_out, " notes before this are not listed)");
   context_.Emit(job, kind, std::move(text));
   context_.Dirty(job);
