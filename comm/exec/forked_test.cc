@@ -9,7 +9,6 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <set>
 #include <string>
@@ -27,6 +26,7 @@
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_world.h"
 #include "comm/ucx/fabric.h"
+#include "comm/ucx/ucx_test_here.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -38,12 +38,6 @@ constexpr absl::Duration kEndsWithin = absl::Seconds(10);
 #else
 constexpr absl::Duration kEndsWithin = absl::Seconds(2);
 #endif
-
-// Finds out without loading UCX here: children must not inherit its state.
-bool UcxHere() {
-  const char* build = getenv("GTRAIN_BUILD_DIR");
-  return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
-}
 
 // A page that parent and children share.
 struct Board {

@@ -16,7 +16,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -38,6 +37,7 @@
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
 #include "comm/ucx/fabric.h"
+#include "comm/ucx/ucx_test_here.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::comm {
@@ -75,12 +75,6 @@ constexpr const char* kCollectives[] = {
     "send and receive", "split",          "gather", "scatter",   "uneven all-gather", "group"};
 constexpr int kSplit = 8;
 constexpr const char* kAlgorithms[] = {"ring", "doubling", "halving-doubling", "double-tree"};
-
-// Finds out without loading UCX here: children must not inherit its state.
-bool UcxHere() {
-  const char* build = getenv("GTRAIN_BUILD_DIR");
-  return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
-}
 
 Point Draw(Rng& rng, std::optional<int> only) {
   const std::vector<std::string> shapes[] = {

@@ -17,6 +17,7 @@
 #include "comm/plan/cost.h"
 #include "comm/plan/hierarchy.h"
 #include "comm/ucx/fabric.h"
+#include "comm/ucx/ucx_test_here.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::comm {
@@ -35,6 +36,7 @@ class LinkMemoryTest : public testing::Test {
  protected:
   // Both ranks measure together, as their first communicator does. Nothing can be measured afterwards.
   void SetUp() override {
+    if (!UcxHere()) GTEST_SKIP() << "built without UCX";
     std::vector<std::thread> threads;
     for (size_t r = 0; r < ranks_.size(); ++r)
       threads.emplace_back([this, r] { ranks_[r].status = First(ranks_[r], static_cast<int>(r)); });

@@ -100,6 +100,9 @@ absl::StatusOr<std::shared_ptr<Fabric>> Fabric::Open(const std::string& address,
   std::shared_ptr<Fabric> fabric(new Fabric(api, address, wish));
   if (!fabric->wake_.valid() || !fabric->help_.valid())
     return absl::ResourceExhaustedError("no descriptor is left for a connection");
+  // Opening sets global settings of UCX, whose text two threads at once would free twice.
+  static Mutex one_at_a_time;
+  const MutexLock lock(&one_at_a_time);
   SignalsKept keep;
   GtrainUcxError error{};
   fabric->worker_ = api->open(network.transports.c_str(), network.devices.c_str(), network.every ? 1 : 0,

@@ -6,20 +6,13 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "comm/ucx/ucx_abi.h"
+#include "comm/ucx/ucx_test_here.h"
 
 namespace gtrain::comm {
 namespace {
-
-bool UcxHere() {
-  const char* build = getenv("GTRAIN_BUILD_DIR");
-  return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
-}
 
 // The error of opening a worker; empty if it worked.
 std::string Opened(const GtrainUcxApi* api, const char* transports, const char* devices, int every) {
