@@ -189,6 +189,7 @@ class FakeSession : public Session {
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(const CommunicatorOptions&) override {
     return std::make_unique<FakeCommunicator>(job_.meeting, rank_, job_.world_size);
   }
+  absl::Status Rejoin(const SessionOptions&) override { return absl::UnimplementedError("a fake session"); }
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) override {
     MutexLock lock(&mu_);

@@ -28,6 +28,7 @@ struct ExecOptions {
   // The value of GTRAIN_COMM_TLS: UCX's transports between machines (comm/ucx/network.h). All ranks must have
   // the same, as for `algorithm`.
   std::string network;
+  std::shared_ptr<const Bootstrap> owner;           // kept until the communicator is destroyed; may be null
   std::function<void(uint64_t sequence)> on_start;  // a collective begins on this rank; must not block
   // Called when a collective that had to wait has ended, with the time since its first check for the others.
   // Must not block.

@@ -117,7 +117,8 @@ GTRAIN_API void gtrain_set_log(gtrain_log_function function, void* user);
 
 /* ---- session: this process as one rank of a job ---- */
 
-/* Joins from the environment, once a process, and waits for all ranks; outside gtrain there is one. */
+/* Joins from the environment, once a process, and waits for all ranks; outside gtrain there is one. See also
+ * elastic_c.h. */
 GTRAIN_API gtrain_status gtrain_session_join(int64_t timeout_ms, gtrain_session** out, gtrain_error* error);
 GTRAIN_API void gtrain_session_free(gtrain_session* session);
 

@@ -508,9 +508,7 @@ void JobReader::ReadElastic(const Node& node) {
   ReadMapping(node, "elastic",
               {{"mode",
                 [this](const Node& n) {
-                  const auto choice = values_.Choice(n, "elastic.mode", {"restart", "in-place"});
-                  if (choice == 1u)
-                    Refuse(n, "elastic.mode", "in-place recovery is not built yet; write `mode: restart`");
+                  spec_.in_place = values_.Choice(n, "elastic.mode", {"restart", "in-place"}) == 1u;
                 }},
                {"spares",
                 [this](const Node& n) {

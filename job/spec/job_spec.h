@@ -164,6 +164,7 @@ struct JobSpec {
   Preempt preempt;
   absl::Duration stop_grace = absl::Seconds(30);
   Overlap overlap = Overlap::kWait;
+  bool in_place = false;  // elastic.mode: processes that can, go on in the next generation
   std::optional<absl::Duration> time_limit;
   std::map<std::string, std::string> labels;
   int priority = 0;

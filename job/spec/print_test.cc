@@ -74,6 +74,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5)) s.preempt = {"SIGUSR2", absl::Seconds(100 + rng.Below(10))};
   if (rng.Chance(0.5)) s.stop_grace = absl::Milliseconds(rng.Below(90'000));
   if (rng.Chance(0.5)) s.overlap = Overlap::kAllow;
+  s.in_place = rng.Chance(0.5);
   if (rng.Chance(0.5)) s.tty = true;
   if (rng.Chance(0.5)) s.takes_input = true;
   if (rng.Chance(0.5)) s.time_limit = absl::Hours(1 + rng.Below(100));

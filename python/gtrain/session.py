@@ -41,21 +41,37 @@ class Session:
     communicator (`session.communicator`, made at the first use) and want one thread at a time.
     """
 
-    def __init__(self, join_timeout=600.0, collective_timeout=600.0):
+    def __init__(self, join_timeout=600.0, collective_timeout=600.0, stay=False):
+        """`stay`: the process will rejoin when its generation is over, in a job with `elastic: {mode: in-place}`."""
         self._handle = c_void_p()
         self._communicator = None
         self._communicators = weakref.WeakSet()  # all that were made from this session, and their parts
         self._collective_timeout = collective_timeout
         _library.log_to_stderr()
-        _library.call("gtrain_session_join", milliseconds(join_timeout), byref(self._handle))
+        join = "gtrain_session_join_to_stay" if stay else "gtrain_session_join"
+        _library.call(join, milliseconds(join_timeout), byref(self._handle))
+        library = _library.load()
+        self.managed = bool(library.gtrain_session_managed(self._handle))
+        self.job = library.gtrain_session_job(self._handle).decode()
+        self._read_place()
+
+    def _read_place(self):
         library = _library.load()
         self.rank = library.gtrain_session_rank(self._handle)
         self.local_rank = library.gtrain_session_local_rank(self._handle)
         self.world_size = library.gtrain_session_world_size(self._handle)
         self.generation = library.gtrain_session_generation(self._handle)
         self.timeline = library.gtrain_session_timeline(self._handle)
-        self.managed = bool(library.gtrain_session_managed(self._handle))
-        self.job = library.gtrain_session_job(self._handle).decode()
+
+    def rejoin(self, timeout=600.0):
+        """After Unavailable, in a session made with stay=True: waits for the next generation of the job. Then rank,
+        world_size and communicator are new ones, and what was made from the old communicator is of no more use.
+        Raises Unavailable where there is no other generation for this process: end it with EXIT_RUN_ME_AGAIN."""
+        _library.call("gtrain_session_rejoin", self.handle, milliseconds(timeout))
+        self._read_place()
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
 
     def __enter__(self):
         return self

@@ -8,6 +8,7 @@
 
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "gtrain/elastic_c.h"
 #include "runtime/capi/handles.h"
 
 namespace gtrain::capi {
@@ -28,22 +29,28 @@ void SilenceLogOnce() {
   if (!log_is_ours.exchange(true)) SetLogSink([](LogLevel, absl::string_view) {});
 }
 
-absl::Status Join(int64_t timeout_ms, gtrain_session** out) {
+void ReadPlace(gtrain_session* handle) {
+  const Session& session = *handle->session;
+  handle->rank = session.rank();
+  handle->local_rank = session.local_rank();
+  handle->world_size = session.world_size();
+  handle->generation = session.generation();
+  handle->timeline = session.timeline();
+}
+
+absl::Status Join(int64_t timeout_ms, bool stays, gtrain_session** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
   if (InForkedChild()) return ForkedError();
   SilenceLogOnce();
   GT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutFrom(timeout_ms));
-  GT_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Join({.join_timeout = timeout}));
+  GT_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
+                      Session::Join({.join_timeout = timeout, .stays = stays}));
   auto handle = std::make_unique<gtrain_session>();
-  handle->rank = session->rank();
-  handle->local_rank = session->local_rank();
-  handle->world_size = session->world_size();
-  handle->generation = session->generation();
-  handle->timeline = session->timeline();
   handle->managed = session->managed();
   handle->job = session->job();
   handle->session = std::move(session);
+  ReadPlace(handle.get());
   joined_by = getpid();
   *out = handle.release();
   return absl::OkStatus();
@@ -147,7 +154,21 @@ void gtrain_set_log(gtrain_log_function function, void* user) {
 }
 
 gtrain_status gtrain_session_join(int64_t timeout_ms, gtrain_session** out, gtrain_error* error) {
-  return Call(error, [&] { return gtrain::capi::Join(timeout_ms, out); });
+  return Call(error, [&] { return gtrain::capi::Join(timeout_ms, false, out); });
+}
+
+gtrain_status gtrain_session_join_to_stay(int64_t timeout_ms, gtrain_session** out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::Join(timeout_ms, true, out); });
+}
+
+gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t timeout_ms, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(session));
+    GT_ASSIGN_OR_RETURN(const absl::Duration timeout, gtrain::capi::TimeoutFrom(timeout_ms));
+    GT_RETURN_IF_ERROR(session->session->Rejoin({.join_timeout = timeout, .stays = true}));
+    gtrain::capi::ReadPlace(session);
+    return absl::OkStatus();
+  });
 }
 
 void gtrain_session_free(gtrain_session* session) { gtrain::capi::FreeHandle(session); }

@@ -101,6 +101,12 @@ void Connections::GiveTo(uint64_t generation, int rank, RankConnection& connecti
   of_rank_[{generation, rank}] = &connection;
 }
 
+void Connections::Rename(std::pair<uint64_t, int> rank, std::pair<uint64_t, int> other) {
+  RankConnection* connection = Of(rank.first, rank.second);
+  of_rank_.erase(rank);
+  if (connection != nullptr) GiveTo(other.first, other.second, *connection);
+}
+
 void Connections::SendToAll(uint64_t generation, uint16_t kind, const std::string& body) {
   for (auto& connection : all_) {
     if (connection->proved() && connection->generation == generation) connection->Send(kind, body);

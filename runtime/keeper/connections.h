@@ -68,6 +68,8 @@ class Connections {
   RankConnection* Of(uint64_t generation, int rank) const;
   // Proved: it is the rank's, in place of one before.
   void GiveTo(uint64_t generation, int rank, RankConnection& connection);
+  // The rank's connection, if it has one, is that of the other rank from now on.
+  void Rename(std::pair<uint64_t, int> rank, std::pair<uint64_t, int> other);
   void SendToAll(uint64_t generation, uint16_t kind, const std::string& body);
   void BreakAll(uint64_t generation);
 

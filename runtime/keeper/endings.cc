@@ -28,13 +28,15 @@ bool NoChildren() {
 
 }  // namespace
 
-void Endings::Begin(GenerationRecord& record, End mode, int64_t grace_ms, const std::string& reason,
-                    bool ordered) {
+void Endings::Begin(GenerationRecord& record, const How& how) {
+  const auto& [mode, grace_ms, reason, ordered, keep] = how;
   if (record.phase == Phase::kWriting || record.phase == Phase::kGone) return;
-  if (record.ordered && mode <= record.mode && record.phase != Phase::kLive) return;  // only ever harder
+  const bool harder = mode > record.mode || (record.keep && !keep);
+  if (record.ordered && !harder && record.phase != Phase::kLive) return;
   const int64_t now = context_.now_ms;
   const bool asked = record.ordered;
   record.ordered = ordered;
+  record.keep = keep && mode == End::kReform;
   record.mode = mode;
   record.reason = reason;
   record.kill_at_ms = now + (mode == End::kStopNow ? 0 : grace_ms);
@@ -51,7 +53,7 @@ void Endings::Begin(GenerationRecord& record, End mode, int64_t grace_ms, const 
 void Endings::TermRanks(GenerationRecord& record, bool also_sdk) {
   std::vector<ProcessEntry> processes;
   for (auto& [number, rank] : record.ranks) {
-    if (rank->exit || rank->pid <= 0) continue;
+    if (rank->exit || rank->pid <= 0 || (record.keep && rank->stays)) continue;
     if (!also_sdk && connections_.Of(record.begin.generation, number) != nullptr) continue;
     ranks_.Term(*rank, &processes);
   }
@@ -62,11 +64,12 @@ void Endings::Advance(GenerationRecord& record) {
   if (record.phase == Phase::kWriting) return AwaitLogs(record);
   if (record.phase == Phase::kLive) {
     if (!record.AllEnded() || record.ranks.size() < record.begin.ranks || record.ranks.empty()) return;
-    Begin(record, End::kReform, kDrainMs, "all ranks have exited", false);
+    Begin(record, {End::kReform, kDrainMs, "all ranks have exited", false});
     record.ordered = false;
   }
   if (record.phase == Phase::kEnding) {
     if (!GraceIsOver(record)) return;
+    if (record.keep) kept_.Take(record);
     record.phase = Phase::kKilling;
     record.give_up_ms = context_.now_ms + kGiveUpMs;
   }
@@ -86,7 +89,7 @@ bool Endings::GraceIsOver(GenerationRecord& record) {
     });
   };
   const bool hurry = record.ordered && record.mode != End::kStop;
-  return now >= record.kill_at_ms || (record.AllEnded() && (hurry || drained()));
+  return now >= record.kill_at_ms || (record.AllLetGo() && (hurry || drained()));
 }
 
 // A descendant is of the generation of its ancestor just below us, the `top`. An adopted orphan carries our
@@ -105,8 +108,14 @@ void Endings::KillLeftovers(GenerationRecord& record) {
   if (record.AllEnded() && NoChildren()) return Finish(record, true, "");
   if (now < record.next_scan_ms) return;
   record.next_scan_ms = now + kScanEveryMs;
-  record.cgroup.Kill();
-  for (auto& [number, rank] : record.ranks) rank->cgroup.Kill();
+  // Kept processes are in the same groups: there only those are killed that are found.
+  if (!record.keep) {
+    record.group->cgroup.Kill();
+    for (auto& [number, rank] : record.ranks) {
+      rank->cgroup.Kill();
+      if (rank->group != nullptr) rank->group->cgroup.Kill();
+    }
+  }
   size_t left = 0;
   std::string names;
   const std::vector<Descendant> living = LivingDescendants(getpid());
@@ -138,7 +147,7 @@ void Endings::Finish(GenerationRecord& record, bool clean, const std::string& me
     rank->err.Close(now);
     rank->cgroup.Remove();  // what the rank said stays until the generation is forgotten
   }
-  record.cgroup.Remove();
+  if (!record.keep) record.group->cgroup.Remove();
   connections_.BreakAll(record.begin.generation);
   record.arenas.clear();
   outputs_.TailReports();
@@ -153,7 +162,7 @@ void Endings::AwaitLogs(GenerationRecord& record) {
   for (auto& [number, rank] : record.ranks)
     outputs_.Send(record.begin.generation, *rank);  // the disk's last word
   record.phase = Phase::kGone;
-  context_.agent.Tell(Gone{record.begin.generation, record.clean, record.gone_message});
+  context_.agent.Tell(Gone{record.begin.generation, record.clean, record.gone_message, kept_.List()});
 }
 
 }  // namespace gtrain::keeper

@@ -1,5 +1,6 @@
 // How a generation ends, in phases: kEnding (asked, within the grace), kKilling (SIGKILL to every descendant
-// until a scan finds none), kWriting (its logs), kGone. The keeper is the subreaper of all, so whatever
+// until a scan finds none), kWriting (its logs), kGone. Processes that are kept for another generation leave
+// between the first two (kept_ranks.h). The keeper is the subreaper of all, so whatever
 // escaped by double fork and setsid is still its descendant (fault P6).
 //
 // Owner thread only; nothing blocks. A scan of the process table, every 15 ms while a generation is killed,
@@ -13,6 +14,7 @@
 #include "runtime/keeper/children.h"
 #include "runtime/keeper/connections.h"
 #include "runtime/keeper/context.h"
+#include "runtime/keeper/kept_ranks.h"
 #include "runtime/keeper/outputs.h"
 #include "runtime/keeper/ranks.h"
 
@@ -20,11 +22,24 @@ namespace gtrain::keeper {
 
 class Endings {
  public:
-  Endings(Context& context, Children& children, Connections& connections, Outputs& outputs, Ranks& ranks)
-      : context_(context), children_(children), connections_(connections), outputs_(outputs), ranks_(ranks) {}
+  Endings(Context& context, Children& children, Connections& connections, Outputs& outputs, Ranks& ranks,
+          KeptRanks& kept)
+      : context_(context),
+        children_(children),
+        connections_(connections),
+        outputs_(outputs),
+        ranks_(ranks),
+        kept_(kept) {}
 
-  // Begins the end, or makes it harder. `ordered`: not because all ranks have exited.
-  void Begin(GenerationRecord& record, End mode, int64_t grace_ms, const std::string& reason, bool ordered);
+  struct How {
+    End mode = End::kReform;
+    int64_t grace_ms = 0;
+    std::string reason;
+    bool ordered = true;  // not because all ranks have exited
+    bool keep = false;    // EndGeneration::keep
+  };
+  // Begins the end, or makes it harder.
+  void Begin(GenerationRecord& record, const How& how);
   // Goes on with what is due; begins the end of a generation whose ranks have all exited.
   void Advance(GenerationRecord& record);
 
@@ -41,6 +56,7 @@ class Endings {
   Connections& connections_;
   Outputs& outputs_;
   Ranks& ranks_;
+  KeptRanks& kept_;
 };
 
 }  // namespace gtrain::keeper

@@ -17,6 +17,12 @@ bool ItsGroupStillSaves(const GenerationRecord& record, const RankProcess& rank)
          });
 }
 
+bool GenerationRecord::AllLetGo() const {
+  if (AllEnded() || !keep) return AllEnded();
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [](const auto& item) { return item.second->exit || item.second->released; });
+}
+
 GenerationRecord* Generations::Find(uint64_t generation) {
   const auto it = all_.find(generation);
   return it == all_.end() ? nullptr : &it->second;

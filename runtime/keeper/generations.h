@@ -27,8 +27,15 @@ struct RankConnection;
 // The streams of a dead rank, which others may hold open, are read for this long (fault P7).
 inline constexpr int64_t kDrainMs = 2000;
 
+// The control group that the processes of a generation are started in, until the last of them has ended.
+struct ProcessGroup {
+  Cgroup cgroup;
+  uint64_t oom_kills = 0;  // told already
+};
+
 struct RankProcess {
   StartRank spec;
+  Kept born;       // as which it was started
   pid_t pid = -1;  // ours to signal while > 0: only we reap it
   uint64_t start_time = 0;
   UniqueFd out_write, err_write, in_read;  // until it is started
@@ -37,13 +44,16 @@ struct RankProcess {
   LogStream out, err;
   uint64_t out_sent = 0, err_sent = 0;   // LogStream::total already told to the agent
   int out_refused = 0, err_refused = 0;  // LogStream::refused likewise
-  Cgroup cgroup;                         // only with a memory limit of its own; else the generation's
+  std::shared_ptr<ProcessGroup> group;   // of the generation that started it
+  Cgroup cgroup;                         // only with a memory limit of its own; else the group's
   UniqueFd report;
   uint64_t report_offset = 0, report_punched = 0;
   std::optional<Exited> exit;
   int64_t drain_until_ms = 0;
   bool acked = false;
   bool sdk = false;
+  bool stays = false;               // it can go on in another generation
+  bool released = false;            // nothing that it sends belongs to the generation any more
   bool termed = false;              // it got SIGTERM from us
   std::vector<ProcessEntry> apart;  // and so did these, which its shell runs in other process groups
   std::deque<RelayUp> relays;       // not acknowledged
@@ -73,13 +83,14 @@ struct GenerationRecord {
   size_t ended = 0;    // ranks that have exited and were reaped, or never started
   size_t unacked = 0;  // exits that no agent has acknowledged
   std::map<uint64_t, Arena> arenas;
-  UniqueFd reports;           // the folder of all ranks' $GTRAIN_REPORT
-  int reports_watch = -1;     // of it, with Outputs; -1: they are looked for every second
-  std::vector<int> to_start;  // started together at the end of the turn
-  Cgroup cgroup;
-  uint64_t oom_kills = 0;  // of the group, told already
+  UniqueFd reports;             // the folder of all ranks' $GTRAIN_REPORT
+  int reports_watch = -1;       // of it, with Outputs; -1: they are looked for every second
+  bool others_reports = false;  // some processes have theirs in another folder, which nobody watches
+  std::vector<int> to_start;    // started together at the end of the turn
+  std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
   Phase phase = Phase::kLive;
   bool ordered = false;  // ended by a command or the lease, not by its ranks' own exits
+  bool keep = false;     // EndGeneration::keep
   uint32_t noticed = 0;  // Notice::number of the newest
   End mode = End::kReform;
   std::string reason;
@@ -92,6 +103,8 @@ struct GenerationRecord {
   std::string gone_message;
 
   bool AllEnded() const { return ended == ranks.size(); }
+  // True when nothing of its processes is waited for: each has ended, or is kept and has let go of it.
+  bool AllLetGo() const;
 };
 
 // A shell that leads its process group died of the signal for which its program, in the same group or one

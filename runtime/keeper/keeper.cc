@@ -58,6 +58,7 @@ GenerationHeld DescribeGeneration(const GenerationRecord& record) {
 
 Keeper::Keeper(KeeperOptions options) : context_(std::move(options)) {
   children_.AddOwner(&ranks_);
+  children_.AddOwner(&kept_);
   children_.AddOwner(&writers_);
   children_.AddOwner(&helpers_);
   children_.AddOwner(&consoles_);
@@ -139,7 +140,7 @@ int Keeper::WaitForOthersMs() const {
   const Generations& generations = context_.generations;
   if (arenas_.MoreToFault() || children_.more_zombies()) return 0;
   if (generations.AnyIn(Phase::kEnding) || generations.AnyIn(Phase::kKilling)) return 20;
-  if (writers_.AnyWanted()) return 20;
+  if (writers_.AnyWanted() || kept_.AnyEnding()) return 20;
   if (context_.tick_wanted)
     return static_cast<int>(std::clamp<int64_t>(last_tick_ms_ + kTickMs - NowMs(), 0, kTickMs));
   if (generations.AnyIn(Phase::kWriting)) return kTickMs;
@@ -160,7 +161,7 @@ int Keeper::Run() {
 }
 
 bool Keeper::IsDone() const {
-  const bool nothing_left = !context_.generations.AnyLive() && writers_.empty();
+  const bool nothing_left = !context_.generations.AnyLive() && writers_.empty() && kept_.empty();
   if (quitting_ && (nothing_left || context_.now_ms > quit_by_ms_)) return true;
   return nothing_left && !context_.agent.connected() &&
          context_.now_ms - context_.agent.seen_ms() > IdleExitMs();
@@ -193,6 +194,7 @@ void Keeper::Turn() {
   arenas_.Fault();
   writers_.StartWanted();
   for (auto& [generation, record] : context_.generations) endings_.Advance(record);
+  kept_.Advance();
   consoles_.Pump();
   if (context_.now_ms - last_tick_ms_ >= kTickMs) Tick();
   connections_.WriteAll();
@@ -259,6 +261,7 @@ State Keeper::Describe() const {
   state.highest_stopped = highest_stopped_;
   for (const auto& [generation, record] : context_.generations)
     state.generations.push_back(DescribeGeneration(record));
+  state.kept = kept_.List();
   return state;
 }
 
@@ -295,7 +298,7 @@ void Keeper::RepeatToNewAgent() {
       rank->out_refused = rank->err_refused = 0;
     }
     if (later && record.phase == Phase::kGone)
-      agent.Tell(Gone{generation, record.clean, record.gone_message});
+      agent.Tell(Gone{generation, record.clean, record.gone_message, kept_.List()});
   }
 }
 
@@ -306,7 +309,8 @@ void Keeper::Do(BeginGeneration& begin) {
     // Its end was heard before its begin, and the agent waits for the word that nothing of it is here.
     GenerationRecord& record = generations.Add(std::move(begin));
     record.phase = Phase::kGone;
-    return context_.agent.Tell(Gone{record.begin.generation, true, "it was over before it began"});
+    return context_.agent.Tell(
+        Gone{record.begin.generation, true, "it was over before it began", kept_.List()});
   }
   LookAfterSockets();
   if (quitting_) return;
@@ -316,10 +320,15 @@ void Keeper::Do(BeginGeneration& begin) {
 void Keeper::Do(StartRank& start) {
   GenerationRecord* record = context_.generations.Find(start.generation);
   if (record == nullptr || record->phase != Phase::kLive || record->ranks.count(start.rank) > 0) return;
-  auto& rank = record->ranks[start.rank];
-  rank = std::make_unique<RankProcess>();
-  rank->spec = std::move(start);
-  ranks_.Prepare(*record, *rank);
+  if (!kept_.GoOn(*record, start)) {
+    auto& rank = record->ranks[start.rank];
+    rank = std::make_unique<RankProcess>();
+    rank->born = {start.generation, start.rank};
+    rank->spec = std::move(start);
+    ranks_.Prepare(*record, *rank);
+  }
+  // Those that no rank of the newest generation goes on with are not needed.
+  if (record->ranks.size() == record->begin.ranks) kept_.End(record->begin.generation, kEndingGraceMs);
 }
 
 void Keeper::Do(EndGeneration& end) {
@@ -327,11 +336,12 @@ void Keeper::Do(EndGeneration& end) {
   if (end.mode != End::kReform) highest_stopped_ = std::max(highest_stopped_, end.generation);
   for (auto& [generation, record] : context_.generations) {
     if (generation > end.generation) break;
-    endings_.Begin(record, end.mode, static_cast<int64_t>(end.grace_ms), end.reason, true);
+    endings_.Begin(record, {end.mode, static_cast<int64_t>(end.grace_ms), end.reason, true, end.keep});
   }
+  if (!end.keep) kept_.End(end.generation, static_cast<int64_t>(end.grace_ms));
   // Its begin was lost with a connection or is not here yet, and begins nothing any more.
   if (context_.generations.Find(end.generation) == nullptr)
-    context_.agent.Tell(Gone{end.generation, true, "it never began here"});
+    context_.agent.Tell(Gone{end.generation, true, "it never began here", kept_.List()});
 }
 
 void Keeper::Do(Relay& relay) {
@@ -395,7 +405,8 @@ void Keeper::Do(Quit& quit) {
   quitting_ = true;
   quit_by_ms_ = context_.now_ms + kQuitMs;
   for (auto& [generation, record] : context_.generations)
-    endings_.Begin(record, End::kStopNow, 0, quit.reason, true);
+    endings_.Begin(record, {End::kStopNow, 0, quit.reason});
+  kept_.End(UINT64_MAX, 0);
 }
 
 void Keeper::Do(Fence& fence) {
@@ -411,13 +422,14 @@ void Keeper::Do(Fence& fence) {
 // Ends a generation that the head may take for ended.
 void Keeper::Revoke(GenerationRecord& record, const std::string& reason) {
   highest_revoked_ = std::max(highest_revoked_, record.begin.generation);
-  endings_.Begin(record, End::kReform, kEndingGraceMs, reason, true);
+  endings_.Begin(record, {End::kReform, kEndingGraceMs, reason});
 }
 
 void Keeper::CheckLease() {
   const int64_t silent_ms = context_.now_ms - context_.agent.seen_ms();
   if (context_.agent.attached() || lease_ms_ == 0 || silent_ms <= static_cast<int64_t>(lease_ms_)) return;
   const std::string reason = "no agent came back for " + std::to_string(lease_ms_ / 1000) + " s";
+  kept_.End(UINT64_MAX, kEndingGraceMs);
   for (auto& [generation, record] : context_.generations) {
     if (record.phase == Phase::kLive) Revoke(record, reason);
   }

@@ -24,6 +24,7 @@
 #include "runtime/keeper/context.h"
 #include "runtime/keeper/endings.h"
 #include "runtime/keeper/helpers.h"
+#include "runtime/keeper/kept_ranks.h"
 #include "runtime/keeper/outputs.h"
 #include "runtime/keeper/rank_socket.h"
 #include "runtime/keeper/ranks.h"
@@ -89,7 +90,8 @@ class Keeper {
   Ranks ranks_{context_, children_, outputs_, rank_socket_};
   Helpers helpers_{context_, children_};
   Consoles consoles_{context_, children_};
-  Endings endings_{context_, children_, connections_, outputs_, ranks_};
+  KeptRanks kept_{context_, connections_, outputs_, ranks_};
+  Endings endings_{context_, children_, connections_, outputs_, ranks_, kept_};
 
   UniqueFd signals_;
   uint64_t lease_ms_ = 0;

@@ -40,6 +40,20 @@ bool LogStream::Open(const std::string& path, const LogLimits& limits, Terminal 
   return true;
 }
 
+bool LogStream::GoOnIn(const std::string& path, int64_t now_ms) {
+  Pump(now_ms, 16 << 20);
+  uint64_t size = 0;
+  std::shared_ptr<LogFile> file = writer_->Open(path, limits_.file_bytes_max, &size);
+  if (file == nullptr) return false;
+  TakeRefused(now_ms);
+  if (holding_ > 0) Resume(true);
+  file_ = std::move(file);
+  file_offset_ = size;
+  holding_ = 0;
+  refused_ = 0;
+  return true;
+}
+
 UniqueFd LogStream::OpenKeyboard() const { return UniqueFd(fcntl(pipe_.get(), F_DUPFD_CLOEXEC, 0)); }
 
 bool LogStream::Watch(PollSet<LogStream>* set) {

@@ -31,6 +31,8 @@ class LogStream {
   // `writer` outlives this.
   bool Open(const std::string& path, const LogLimits& limits, Terminal terminal, int64_t now_ms,
             LogWriter* writer);
+  // What is read from now on is written to another file. False: errno says why, and nothing changes.
+  bool GoOnIn(const std::string& path, int64_t now_ms);
   UniqueFd TakeWriteEnd() { return std::move(write_end_); }
   // Where what is typed at the terminal is written. Closed by its owner.
   UniqueFd OpenKeyboard() const;

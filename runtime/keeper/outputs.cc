@@ -41,6 +41,17 @@ UniqueFd InotifyThatOthersSpare() {
   return ours;
 }
 
+// Not valid: the program has made none yet.
+UniqueFd OpenReportOf(const GenerationRecord& record, const RankProcess& rank) {
+  constexpr int kHow = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  const std::string& path = rank.spec.report_path;
+  if (path.empty()) return UniqueFd();
+  if (rank.born.born == record.begin.generation)
+    return UniqueFd(openat(record.reports.get(), path.substr(path.rfind('/') + 1).c_str(), kHow));
+  const FilePlace place = OpenFolderOf(path);  // the one of the generation that it was started in
+  return UniqueFd(openat(place.folder.get(), place.name.c_str(), kHow));
+}
+
 }  // namespace
 
 bool Outputs::Open() {
@@ -51,6 +62,14 @@ bool Outputs::Open() {
 bool Outputs::OpenStream(LogStream& stream, const std::string& path, Terminal terminal) {
   return stream.Open(path, context_.options.log_limits, terminal, context_.now_ms, &log_writer_) &&
          stream.Watch(&stream_set_);
+}
+
+void Outputs::GoOn(RankProcess& rank) {
+  rank.out.GoOnIn(rank.spec.out_path, context_.now_ms);  // else it is written where it was before
+  rank.err.GoOnIn(rank.spec.err_path, context_.now_ms);
+  rank.out_sent = rank.out.total();
+  rank.err_sent = rank.err.total();
+  rank.out_refused = rank.err_refused = 0;
 }
 
 void Outputs::OpenReport(GenerationRecord& record, const RankProcess& rank) {
@@ -140,11 +159,7 @@ void Outputs::TailReports() {
 // $GTRAIN_REPORT is an ordinary file that the program makes, so it never waits for its reader. The part that
 // was forwarded becomes a hole.
 void Outputs::TailReport(GenerationRecord& record, RankProcess& rank) {
-  if (!rank.report.valid()) {
-    const std::string name = rank.spec.report_path.substr(rank.spec.report_path.rfind('/') + 1);
-    rank.report.reset(
-        openat(record.reports.get(), name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  }
+  if (!rank.report.valid()) rank.report = OpenReportOf(record, rank);
   struct stat info;
   if (!rank.report.valid() || fstat(rank.report.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
   const uint64_t size = static_cast<uint64_t>(info.st_size);
@@ -180,7 +195,8 @@ int64_t Outputs::StreamsWaitMs() const { return streams_from_ms_ - NowMs(); }
 
 bool Outputs::LooksForReports() const {
   for (const auto& [generation, record] : context_.generations) {
-    if (record.phase == Phase::kLive && record.reports.valid() && record.reports_watch < 0) return true;
+    const bool unwatched = (record.reports.valid() && record.reports_watch < 0) || record.others_reports;
+    if (record.phase == Phase::kLive && unwatched) return true;
   }
   return false;
 }

@@ -23,6 +23,10 @@
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
 //                  "left", then the ranks that ended with exit code 0, each after a blank
+// Between two generations (`elastic.mode: in-place`): a rank that says kRankStays answers kKeeperRevoked with
+// kRankReleased, and nothing that it sends after that belongs to the ended generation. Then it waits until
+// kKeeperMember gives it the environment that a new process of its next rank would have, or it is ended. Only
+// a keeper whose welcome says kKeeperKeepsRanks knows these.
 // kRankFreeArena: the rank has unmapped an arena. Only a keeper whose welcome says kKeeperFreesArenas knows
 // it. kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper
 // whose welcome says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or
@@ -41,6 +45,8 @@ enum RankFrameKind : uint16_t {
   kRankToAgent = 3,    // body: JSON
   kRankWriter = 4,     // body: RankArenaRequest; its id is echoed
   kRankFreeArena = 5,  // body: uint64_t id; not answered
+  kRankStays = 6,      // body: empty; not answered
+  kRankReleased = 7,   // body: uint64_t generation; not answered
   // keeper -> rank
   kKeeperWelcome = 16,    // body: empty, or uint32_t: kKeeperHasWriters and others, added up
   kKeeperRefused = 17,    // body: text
@@ -52,6 +58,7 @@ enum RankFrameKind : uint16_t {
   kKeeperWriter = 23,     // body: RankArenaRequest; the memfd of the save arena travels along
   kKeeperChannel = 24,  // body: RankArenaRequest, right after the above; a socket to the writer travels along
   kKeeperNoWriter = 25,  // body: text
+  kKeeperMember = 26,    // body: NAME=VALUE, each with a zero byte behind it
 };
 
 struct RankFrame {
@@ -72,7 +79,7 @@ struct RankArenaRequest {
   uint64_t bytes;
 };
 
-enum { kKeeperHasWriters = 1, kKeeperFreesArenas = 2 };
+enum { kKeeperHasWriters = 1, kKeeperFreesArenas = 2, kKeeperKeepsRanks = 4 };
 
 // The first four bytes of a save arena: not zero when the rank is gone and the writer needs its data no more
 // (checkpoint/engine/save_arena.h). All the keeper knows of an arena's inside.

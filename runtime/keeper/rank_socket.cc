@@ -100,11 +100,25 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
     RankArenaRequest request;
     memcpy(&request, body, sizeof(request));
     writers_.Ask(connection, request);
+  } else if ((kind == kRankStays || kind == kRankReleased) && known) {
+    OnStays(connection, kind, body, bytes);
   } else if (kind == kRankToAgent && known) {
     OnRelay(connection, std::string(body, bytes));
   } else {
     connection.broken = true;
   }
+}
+
+void RankSocket::OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {
+  RankProcess* rank = context_.generations.FindRank(connection.generation, connection.rank);
+  if (rank == nullptr) return;
+  if (kind == kRankStays) {
+    rank->stays = true;
+    return;
+  }
+  uint64_t generation = 0;
+  if (bytes == sizeof(generation)) memcpy(&generation, body, sizeof(generation));
+  if (generation == connection.generation) rank->released = rank->stays;
 }
 
 void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
@@ -136,7 +150,7 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
   }
   connections_.GiveTo(hello.generation, number, connection);
   rank->sdk = true;
-  const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas;
+  const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks;
   connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   const GenerationRecord* record = context_.generations.Find(hello.generation);
   if (record->phase == Phase::kLive || !record->ordered) return;

@@ -31,6 +31,7 @@ class RankSocket {
   void Read(RankConnection& connection);
   void ReadBytes(RankConnection& connection);
   void OnFrame(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
+  void OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnHello(RankConnection& connection, const RankHello& hello);
   void OnRelay(RankConnection& connection, std::string json);
 

@@ -23,10 +23,10 @@ std::string GroupName(const GenerationRecord& record) {
 }
 
 // The kernel counts its kills by group; ranks without a limit share one.
-bool KilledByOom(GenerationRecord& record, const RankProcess& rank) {
+bool KilledByOom(const RankProcess& rank) {
   if (rank.spec.memory_limit > 0) return rank.cgroup.OomKills() > 0;
-  if (record.cgroup.OomKills() <= record.oom_kills) return false;
-  ++record.oom_kills;
+  if (rank.group == nullptr || rank.group->cgroup.OomKills() <= rank.group->oom_kills) return false;
+  ++rank.group->oom_kills;
   return true;
 }
 
@@ -39,7 +39,7 @@ std::string DescribeOom(const RankProcess& rank) {
          ": the machine, or the container of its agent, has no more)";
 }
 
-Exited DescribeExit(GenerationRecord& record, const RankProcess& rank, const siginfo_t& info) {
+Exited DescribeExit(const GenerationRecord& record, const RankProcess& rank, const siginfo_t& info) {
   Exited exit;
   exit.generation = record.begin.generation;
   exit.rank = rank.spec.rank;
@@ -48,7 +48,7 @@ Exited DescribeExit(GenerationRecord& record, const RankProcess& rank, const sig
   const bool signalled = info.si_code != CLD_EXITED;
   const bool ours = record.ordered && record.phase != Phase::kLive;
   (signalled ? exit.signal : exit.code) = info.si_status;
-  if (signalled && info.si_status == SIGKILL && KilledByOom(record, rank)) {
+  if (signalled && info.si_status == SIGKILL && KilledByOom(rank)) {
     exit.cause = Cause::kOom;
     exit.message = DescribeOom(rank);
   } else if (signalled && ours && IsOrdinaryStopSignal(info.si_status)) {
@@ -109,10 +109,11 @@ void Ranks::StartPrepared(GenerationRecord& record) {
     for (int number : numbers) FailStart(*record.ranks[number], {"not started: " + record.reason});
     return;
   }
-  record.cgroup.Create(GroupName(record), {0, record.begin.processes_max});
+  record.group->cgroup.Create(GroupName(record), {0, record.begin.processes_max});
   std::vector<SpawnRequest> requests;
   for (int number : numbers) {
     RankProcess& rank = *record.ranks[number];
+    rank.group = record.group;
     requests.push_back({&rank.spec.argv, &rank.spec.env, rank.spec.cwd, rank.spec.cpus,
                         std::move(rank.out_write), std::move(rank.err_write),
                         rank.spec.memory_limit > 0 ? &rank.cgroup : nullptr, std::move(rank.in_read),
@@ -125,7 +126,7 @@ void Ranks::StartPrepared(GenerationRecord& record) {
     if (rank != nullptr) OnStarted(*rank, result);
   };
   const auto starter_died = [this, generation, numbers] { OnStarterDied(generation, numbers); };
-  if (children_.Start(generation, std::move(requests), &record.cgroup, started, starter_died)) return;
+  if (children_.Start(generation, std::move(requests), &record.group->cgroup, started, starter_died)) return;
   const std::string why = std::string("cannot start a process: ") + strerror(errno);
   for (int number : numbers) FailStart(*record.ranks[number], {why});
 }

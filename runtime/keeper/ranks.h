@@ -30,6 +30,10 @@ class Ranks final : public ChildOwner {
   // Everything but the process: StartPrepared starts it with the others of this turn.
   void Prepare(GenerationRecord& record, RankProcess& rank);
   void StartPrepared(GenerationRecord& record);
+  // A process that went on as another rank is that one's from now on; one that waits for another generation
+  // is nobody's here.
+  void Take(const RankProcess& rank) { rank_of_pid_[rank.pid] = {rank.spec.generation, rank.spec.rank}; }
+  void LetGo(const RankProcess& rank) { rank_of_pid_.erase(rank.pid); }
   // Gives it SIGTERM if it has not got one. `processes`: see HearersOf.
   void Term(RankProcess& rank, std::vector<ProcessEntry>* processes);
 

@@ -15,6 +15,9 @@ namespace gtrain {
 
 struct SessionOptions {
   absl::Duration join_timeout = absl::Minutes(10);  // entry barrier: all ranks of the generation joined
+  // This process means to call Rejoin when its generation is over. Only a job with `elastic.mode: in-place`
+  // lets it; in others it is ended as without this.
+  bool stays = false;
 };
 
 struct ProgressReport {
@@ -46,6 +49,14 @@ class Session {
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options = {});
   virtual ~Session() = default;
 
+  // Called when Alive() fails: waits for the next generation and until all of its ranks have joined. After
+  // OK this process is a rank of that: rank, size, generation and timeline are new, and communicators of the
+  // one before say Unavailable to every call. DeadlineExceeded: none came, or some rank did not join, within
+  // join_timeout. Unavailable: there is none for this process (it did not say `stays`, its job does not allow
+  // it, or its keeper is gone): exit 75. FailedPrecondition: the generation is not over.
+  virtual absl::Status Rejoin(const SessionOptions& options) = 0;
+
+  // Of the generation that was joined last.
   virtual int rank() const = 0;
   virtual int local_rank() const = 0;
   virtual int world_size() const = 0;

@@ -145,7 +145,15 @@ struct HeldGeneration {
   stopping @5 :Bool;
 }
 
-struct RankPlace { rank @0 :Int32; localRank @1 :Int32; node @2 :Text; cpus @3 :List(Int32); gpus @4 :List(Int32); }
+struct ProcessId { generation @0 :UInt64; rank @1 :Int32; }
+struct RankPlace {
+  rank @0 :Int32;
+  localRank @1 :Int32;
+  node @2 :Text;
+  cpus @3 :List(Int32);
+  gpus @4 :List(Int32);
+  process @5 :ProcessId;
+}
 struct NodePlace {
   node @0 :Text;
   address @1 :Text;
@@ -251,9 +259,15 @@ struct GenerationDescribed {
   seal @4 :GrantSeal;
 }
 
-# No process of the generation is left on the node; the head grants the next one only after this,
-# or after the node was declared lost.
-struct GenerationGone { job @0 :Text; generation @1 :UInt64; clean @2 :Bool; message @3 :Text; }
+# No process of the generation is left on the node but those that `kept` names, which wait for another one; the
+# head grants the next one only after this, or after the node was declared lost.
+struct GenerationGone {
+  job @0 :Text;
+  generation @1 :UInt64;
+  clean @2 :Bool;
+  message @3 :Text;
+  kept @4 :List(ProcessId);
+}
 
 struct Blob { rank @0 :Int32; data @1 :Data; }
 # One all-gather of the bootstrap exchange; the head answers every agent with exchangeTable when
@@ -325,7 +339,8 @@ struct StartGeneration { epoch @0 :UInt64; grant @1 :GenerationGrant; seal @2 :G
 
 enum EndMode { reform @0; stop @1; stopNow @2; }
 
-# Covers every generation <= `generation`; receivers keep the highest and refuse grants it covers.
+# Covers every generation <= `generation`; receivers keep the highest and refuse grants it covers. `keep`: with
+# `reform`, processes that can go on in another generation are not ended.
 struct Revoke {
   epoch @0 :UInt64;
   job @1 :Text;
@@ -333,6 +348,7 @@ struct Revoke {
   mode @3 :EndMode;
   grace @4 :Int64;
   reason @5 :Text;
+  keep @6 :Bool;
 }
 
 struct AckExit { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; rank @3 :Int32; }

@@ -70,12 +70,17 @@ GT_FIELDS(core::HeldGeneration) {
   GT_LIST(exited, Exited, kRanksMax);
   GT_PLAIN(stopping, Stopping);
 }
+GT_FIELDS(core::ProcessId) {
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+}
 GT_FIELDS(core::RankPlace) {
   GT_NUMBER(rank, Rank, 0, kRanksMax);
   GT_NUMBER(local_rank, LocalRank, 0, kRanksMax);
   GT_ID(node, Node);
   GT_NUMBER_LIST(cpus, Cpus, 65536, 0, kIndexMax);
   GT_NUMBER_LIST(gpus, Gpus, 1024, 0, kIndexMax);
+  GT_STRUCT(process, Process);
 }
 GT_FIELDS(core::NodePlace) {
   GT_ID(node, Node);
@@ -189,6 +194,7 @@ GT_FIELDS(core::GenerationGone) {
   GT_COUNTER(generation, Generation);
   GT_PLAIN(clean, Clean);
   GT_TEXT(message, Message, kSentenceBytesMax);
+  GT_LIST(kept, Kept, kRanksMax);
 }
 template <class M, class V>
 requires std::is_same_v<std::remove_const_t<V>, std::pair<int, std::string>>
@@ -282,6 +288,7 @@ GT_FIELDS(core::Revoke) {
   GT_ENUM(mode, Mode, core::EndMode::kStopNow);
   GT_DURATION(grace, Grace);
   GT_TEXT(reason, Reason, kSentenceBytesMax);
+  GT_PLAIN(keep, Keep);
 }
 GT_FIELDS(core::AckExit) {
   GT_COUNTER(epoch, Epoch);

@@ -96,7 +96,7 @@ core::GenerationGrant SampleGrant() {
       .world_size = 2,
       .nodes = {{NodeId("0123456789abcdef"), "10.0.0.1", "a", "z1", "r1", 7071, "key"}},
       .ranks = {{.rank = 0, .local_rank = 0, .node = NodeId("0123456789abcdef"), .cpus = {0, 1}, .gpus = {3}},
-                {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef")}},
+                {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef"), .process = {{2}, 3}}},
       .near_secret = "0a1b",
       .holders = {{NodeId("fedcba9876543210"), "10.0.0.9", "k", "z2", "", 7072, "key-k"}},
       .newest = core::CheckpointReport{kJob, {1}, {1}, 120, "/ckpt/manifests/step-120.json", ""},
@@ -143,7 +143,7 @@ std::vector<core::Message> SampleMessages() {
       SampleHello(),
       core::AgentHeartbeat{8, {SampleStatus()}, {1, 65535}},
       core::RanksStarted{kJob, kGeneration, {SampleStatus(), SampleStatus()}},
-      core::GenerationGone{kJob, kGeneration, false, "rank 1 is stuck"},
+      core::GenerationGone{kJob, kGeneration, false, "rank 1 is stuck", {{{1}, 0}, {{2}, 3}}},
       core::ExchangePart{kJob, kGeneration, 9, {{0, "abc"}, {3, std::string(100000, 'x')}}},
       core::CheckpointReport{kJob, kGeneration, {2}, 500, "ckpt/manifest-500.json", "every 42 s"},
       core::LogTail{kJob, kGeneration, 1, true, 1ull << 50, "last words \xfe", 7},
@@ -179,7 +179,7 @@ std::vector<core::Message> SampleMessages() {
     all.push_back(core::RankExited{SampleExit(static_cast<core::ExitCause>(cause))});
   }
   for (core::EndMode mode : {core::EndMode::kReform, core::EndMode::kStop, core::EndMode::kStopNow}) {
-    all.push_back(core::Revoke{kEpoch, kJob, kGeneration, mode, absl::Seconds(30), "rank 1 failed"});
+    all.push_back(core::Revoke{kEpoch, kJob, kGeneration, mode, absl::Seconds(30), "rank 1 failed", true});
   }
   using Kind = core::AgentQuery::Kind;
   for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec, Kind::kConsole}) {

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/cleanup/cleanup.h"
@@ -42,11 +43,6 @@ constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
 constexpr absl::Duration kAskWhoIsMissing = absl::Seconds(2);
 
 Instant Now() { return RealClock().Now(); }
-
-absl::Status ForkedError() {
-  return absl::FailedPreconditionError(
-      "this is a forked child of a rank: the session belongs to the process that joined");
-}
 
 std::string ToJson(const core::WorkerEffect& effect) {
   nlohmann::json json;
@@ -111,10 +107,39 @@ std::optional<core::WorkerTable> ParseTable(const std::string& body) {
   return table;
 }
 
+// The variables of the environment that a keeper sent; nullptr: there is none.
+class SentEnvironment {
+ public:
+  explicit SentEnvironment(const std::string& body) {
+    for (absl::string_view entry : absl::StrSplit(body, '\0', absl::SkipEmpty())) {
+      const std::pair<absl::string_view, absl::string_view> parts =
+          absl::StrSplit(entry, absl::MaxSplits('=', 1));
+      values_[std::string(parts.first)] = std::string(parts.second);
+    }
+  }
+  const char* Get(const std::string& name) const {
+    const auto it = values_.find(name);
+    return it == values_.end() ? nullptr : it->second.c_str();
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
 }  // namespace
 
-KeeperLink::KeeperLink(RankEnvironment environment)
-    : env_(std::move(environment)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), core_(env_.world_size) {}
+absl::Status KeeperLink::ForkedError() {
+  return absl::FailedPreconditionError(
+      "this is a forked child of a rank: the session belongs to the process that joined");
+}
+
+KeeperLink::KeeperLink(RankEnvironment environment, bool stays)
+    : job_(environment.job),
+      keeper_socket_(environment.keeper_socket),
+      stays_(stays && environment.in_place),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      membership_(std::make_shared<Membership>(this, std::move(environment))),
+      core_(membership_->world_size()) {}
 
 KeeperLink::~KeeperLink() {
   if (Forked()) {
@@ -130,29 +155,33 @@ KeeperLink::~KeeperLink() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Status KeeperLink::ReadMembers() {
-  MutexLock lock(&members_mutex_);
-  if (!members_.empty()) return absl::OkStatus();
-  GT_ASSIGN_OR_RETURN(members_, worker::ReadMembers(env_));
-  return absl::OkStatus();
+std::shared_ptr<Membership> KeeperLink::membership() const {
+  MutexLock lock(&mutex_);
+  return membership_;
+}
+
+// Exchange 0 carries what people need to find the process.
+core::WorkerJoin KeeperLink::JoinEvent() const {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  return {nlohmann::json{{"pid", getpid()}, {"host", host}}.dump(-1, ' ', false,
+                                                                 nlohmann::json::error_handler_t::replace)};
 }
 
 absl::Status KeeperLink::Join(absl::Duration timeout) {
   const Instant deadline = Now() + timeout;
   if (!wake_.valid()) return ErrnoStatus(errno, "eventfd");
-  GT_ASSIGN_OR_RETURN(KeeperClient client, KeeperClient::Connect(env_.keeper_socket));
+  GT_ASSIGN_OR_RETURN(KeeperClient client, KeeperClient::Connect(keeper_socket_));
+  MutexLock lock(&mutex_);
+  const std::shared_ptr<Membership> membership = membership_;
+  const RankEnvironment& env = membership->environment();
   RankHello hello{};
   hello.protocol = GTRAIN_RANK_PROTOCOL;
-  hello.rank = static_cast<uint32_t>(env_.rank);
-  hello.generation = env_.generation;
-  std::memcpy(hello.token, env_.token.data(), sizeof(hello.token));
+  hello.rank = static_cast<uint32_t>(env.rank);
+  hello.generation = env.generation;
+  std::memcpy(hello.token, env.token.data(), sizeof(hello.token));
   client.Queue(kRankHello, std::string(reinterpret_cast<const char*>(&hello), sizeof(hello)));
-
-  char host[256] = {};
-  gethostname(host, sizeof(host) - 1);
-  MutexLock lock(&mutex_);
-  StepLocked(core::WorkerJoin{nlohmann::json{{"pid", getpid()}, {"host", host}}.dump(
-      -1, ' ', false, nlohmann::json::error_handler_t::replace)});
+  StepLocked(JoinEvent());
 
   // Signals are the program's: none is ever delivered to our thread.
   sigset_t all, before;
@@ -161,20 +190,54 @@ absl::Status KeeperLink::Join(absl::Duration timeout) {
   thread_ = std::thread([this, c = std::move(client)]() mutable { Loop(std::move(c)); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 
-  absl::Status status = AwaitTable(0, deadline).status();
+  absl::Status status = AwaitTable(*membership, 0, deadline).status();
   if (!absl::IsDeadlineExceeded(status)) return status;
   if (!welcome_) {
     return absl::DeadlineExceededError(absl::StrCat(
-        "the keeper at ", env_.keeper_socket, " did not answer within ", absl::FormatDuration(timeout)));
+        "the keeper at ", keeper_socket_, " did not answer within ", absl::FormatDuration(timeout)));
   }
-  return absl::DeadlineExceededError(absl::StrCat("not all ", env_.world_size, " ranks of generation ",
-                                                  env_.generation, " joined within ",
+  return absl::DeadlineExceededError(absl::StrCat("not all ", env.world_size, " ranks of generation ",
+                                                  env.generation, " joined within ",
                                                   absl::FormatDuration(timeout), WhoIsMissingLocked()));
+}
+
+// What was told of the generation before does not count in this one, but that the user wants an end does.
+void KeeperLink::BeginNextLocked() {
+  const std::optional<std::string> stop = core_.stop_reason();
+  membership_ = std::make_shared<Membership>(this, *std::exchange(next_, std::nullopt));
+  core_ = core::WorkerCore(membership_->world_size());
+  collectives_.store(0, std::memory_order_relaxed);
+  waited_ns_.store(0, std::memory_order_relaxed);
+  some_left_.store(false, std::memory_order_release);
+  if (stop) StepLocked(core::WorkerStop{*stop});
+  StepLocked(JoinEvent());
+}
+
+absl::Status KeeperLink::Rejoin(absl::Duration timeout) {
+  if (Forked()) return ForkedError();
+  const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
+  MutexLock lock(&mutex_);
+  if (AliveLocked().ok())
+    return absl::FailedPreconditionError("the generation is not over: a rank rejoins when Alive() fails");
+  if (!stays_ || !keeper_keeps_ranks_) return AliveLocked();
+  for (;;) {
+    const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return next_ || !lost_.ok(); };
+    mutex_.AwaitFor(deadline - Now(), known);
+    GT_RETURN_IF_ERROR(lost_);
+    if (!next_) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("there was no other generation within ", absl::FormatDuration(timeout)));
+    }
+    BeginNextLocked();
+    const std::shared_ptr<Membership> membership = membership_;
+    const absl::Status joined = AwaitTable(*membership, 0, deadline).status();
+    if (!absl::IsUnavailable(joined) || !lost_.ok()) return joined;
+  }
 }
 
 // ------------------------------------------------------------------ the program's side
 
-absl::StatusOr<std::vector<std::string>> KeeperLink::AllGather(absl::string_view blob,
+absl::StatusOr<std::vector<std::string>> KeeperLink::AllGather(const Membership& of, absl::string_view blob,
                                                                absl::Duration timeout) {
   if (Forked()) return ForkedError();
   const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
@@ -183,78 +246,84 @@ absl::StatusOr<std::vector<std::string>> KeeperLink::AllGather(absl::string_view
         absl::StrCat("a blob of ", blob.size(), " bytes is too large to exchange"));
   }
   MutexLock lock(&mutex_);
+  if (!StandsLocked(of)) return of.Alive();
   StepLocked(core::WorkerExchange{std::string(blob)});
-  return AwaitTable(core_.exchanges() - 1, deadline);
+  return AwaitTable(of, core_.exchanges() - 1, deadline);
 }
 
 // The agent's answer to WorkerOverdue.
 std::string KeeperLink::WhoIsMissingLocked() const {
-  if (core_.missing().empty()) return absl::StrCat("; `gtrain status ", env_.job, "` shows who is late");
+  if (core_.missing().empty()) return absl::StrCat("; `gtrain status ", job_, "` shows who is late");
   return absl::StrCat("; no word from rank", core_.missing().size() > 1 ? "s " : " ",
                       PrintRanks(core_.missing()));
 }
 
-absl::Status KeeperLink::AwaitedLeftLocked(uint64_t sequence) {
+absl::Status KeeperLink::AwaitedLeftLocked(const Membership& of, uint64_t sequence) {
   StepLocked(core::WorkerOverdue{sequence});
   mutex_.AwaitFor(kWhoIsMissing, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !core_.missing().empty() || !AliveLocked().ok();
+    return !StandsLocked(of) || !core_.missing().empty();
   });
+  if (!StandsLocked(of)) return of.Alive();
   for (const int rank : core_.missing()) {
     if (std::ranges::count(core_.left(), rank) == 0) continue;
     return absl::UnavailableError(absl::StrCat("rank ", rank,
                                                " ended with exit code 0 and has no part in exchange ",
-                                               sequence, ", for which rank ", env_.rank, " waits"));
+                                               sequence, ", for which rank ", of.rank(), " waits"));
   }
   return absl::OkStatus();
 }
 
-std::vector<int> KeeperLink::Left() const {
+std::vector<int> KeeperLink::Left(const Membership& of) const {
   if (!some_left_.load(std::memory_order_acquire)) return {};
   MutexLock lock(&mutex_);
-  return core_.left();
+  return StandsLocked(of) ? core_.left() : std::vector<int>{};
 }
 
-absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(uint64_t sequence, Instant deadline) {
+absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(const Membership& of, uint64_t sequence,
+                                                                Instant deadline) {
   std::optional<std::vector<std::string>> table;
   const auto wait_until = [&](Instant until, bool heed_left) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     mutex_.AwaitFor(until - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (!StandsLocked(of)) return true;
       table = core_.TakeTable(sequence);
-      return table || !AliveLocked().ok() || (heed_left && !core_.left().empty());
+      return table || (heed_left && !core_.left().empty());
     });
-    return table || !AliveLocked().ok() || Now() >= deadline;
+    return table || !StandsLocked(of) || Now() >= deadline;
   };
   // Once a rank has left, the missing ranks are asked for now and then: the table may only be slow.
   for (bool over = wait_until(deadline, true); !over;) {
     over = wait_until(std::min(deadline, Now() + kAskWhoIsMissing), false);
-    if (!over) GT_RETURN_IF_ERROR(AwaitedLeftLocked(sequence));
+    if (!over) GT_RETURN_IF_ERROR(AwaitedLeftLocked(of, sequence));
   }
-  if (!table && AliveLocked().ok()) {
+  if (!table && StandsLocked(of)) {
     StepLocked(core::WorkerOverdue{sequence});
     mutex_.AwaitFor(kWhoIsMissing, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (!StandsLocked(of)) return true;
       table = core_.TakeTable(sequence);
-      return table || !core_.missing().empty() || !AliveLocked().ok();
+      return table || !core_.missing().empty();
     });
   }
   if (table) return *std::move(table);
-  GT_RETURN_IF_ERROR(AliveLocked());
-  return absl::DeadlineExceededError(absl::StrCat("exchange ", sequence, " of rank ", env_.rank,
+  GT_RETURN_IF_ERROR(of.Alive());
+  return absl::DeadlineExceededError(absl::StrCat("exchange ", sequence, " of rank ", of.rank(),
                                                   ": not all ranks answered in time", WhoIsMissingLocked()));
 }
 
-absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) {
+absl::StatusOr<UniqueFd> KeeperLink::Arena(const Membership& of, uint64_t id, uint64_t bytes,
+                                           absl::Duration timeout) {
   if (Forked()) return ForkedError();
   const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
   MutexLock one_at_a_time(&arena_mutex_);
   MutexLock lock(&mutex_);
+  if (!StandsLocked(of)) return of.Alive();
   arena_reply_.reset();
   arena_wanted_ = id;
   const RankArenaRequest request{id, bytes};
   QueueLocked(kRankArena, std::string(reinterpret_cast<const char*>(&request), sizeof(request)));
-  mutex_.AwaitFor(deadline - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return arena_reply_ || !AliveLocked().ok();
-  });
+  mutex_.AwaitFor(deadline - Now(),
+                  [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return arena_reply_ || !StandsLocked(of); });
+  if (!StandsLocked(of)) return of.Alive();
   if (!arena_reply_) {
-    GT_RETURN_IF_ERROR(AliveLocked());
     return absl::DeadlineExceededError("the keeper did not hand out a shared-memory arena in time");
   }
   absl::StatusOr<UniqueFd> reply = *std::move(arena_reply_);
@@ -262,10 +331,11 @@ absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Du
   return reply;
 }
 
-void KeeperLink::FreeArena(uint64_t id) {
+// The keeper has freed what belonged to a generation that is over, and its numbers are used again.
+void KeeperLink::FreeArena(const Membership& of, uint64_t id) {
   if (Forked()) return;
   MutexLock lock(&mutex_);
-  if (keeper_frees_arenas_)
+  if (keeper_frees_arenas_ && StandsLocked(of))
     QueueLocked(kRankFreeArena, std::string(reinterpret_cast<const char*>(&id), sizeof(id)));
 }
 
@@ -293,7 +363,8 @@ absl::StatusOr<port::WriterLink> KeeperLink::StartWriter(uint64_t arena_bytes, a
       return absl::CancelledError("no writer is wanted any more");
     }
     if (said || Now() - begin < kSayWaiting) continue;
-    LogInfo("checkpoint: rank ", env_.rank, " gets the memory for its saves when those of an earlier ",
+    LogInfo("checkpoint: rank ", membership_->rank(),
+            " gets the memory for its saves when those of an earlier ",
             "generation are written on this machine");
     said = true;
   }
@@ -338,6 +409,12 @@ absl::Status KeeperLink::AliveLocked() const {
   return absl::UnavailableError(core_.over_reason());
 }
 
+void KeeperLink::Report(const Membership& of, const core::WorkerEvent& event) {
+  if (Forked()) return;
+  MutexLock lock(&mutex_);
+  if (StandsLocked(of)) StepLocked(event);
+}
+
 void KeeperLink::Report(const core::WorkerEvent& event) {
   if (Forked()) return;
   MutexLock lock(&mutex_);
@@ -360,11 +437,15 @@ void KeeperLink::StepLocked(const core::WorkerEvent& event) {
   }
   stop_requested_.store(core_.stop_reason().has_value(), std::memory_order_relaxed);
   const bool over = core_.state() == WorkerCore::State::kOver;
+  if (over) membership_->End(core_.over_reason());
   if (!over_.exchange(over, std::memory_order_acq_rel) && over) wakers().WakeAll();
 }
 
 void KeeperLink::QueueLocked(uint16_t kind, std::string body) {
-  if (core_.state() == WorkerCore::State::kOver) return;
+  if (core_.state() != WorkerCore::State::kOver) SendLocked(kind, std::move(body));
+}
+
+void KeeperLink::SendLocked(uint16_t kind, std::string body) {
   outbox_.emplace_back(kind, std::move(body));
   eventfd_write(wake_.get(), 1);
 }
@@ -377,7 +458,10 @@ void KeeperLink::Loop(KeeperClient client) {
     KeeperFrame frame;
     while (client.Next(&frame)) FrameIn(frame);
     MutexLock lock(&mutex_);
-    if (!status.ok()) return StepLocked(core::WorkerOver{std::string(status.message())});
+    if (!status.ok()) {
+      lost_ = status;
+      return StepLocked(core::WorkerOver{std::string(status.message())});
+    }
     if (closing_) break;
     StepLocked(core::WorkerCollectives{collectives_.load(std::memory_order_relaxed),
                                        absl::Nanoseconds(waited_ns_.load(std::memory_order_relaxed))});
@@ -418,33 +502,19 @@ int KeeperLink::PollMs() const {
 void KeeperLink::FrameIn(KeeperFrame& frame) {
   MutexLock lock(&mutex_);
   switch (frame.kind) {
-    case kKeeperWelcome: {
-      welcome_ = true;
-      uint32_t abilities = 0;
-      if (frame.body.size() == sizeof(abilities))
-        std::memcpy(&abilities, frame.body.data(), sizeof(abilities));
-      keeper_has_writers_ = (abilities & kKeeperHasWriters) != 0;
-      keeper_frees_arenas_ = (abilities & kKeeperFreesArenas) != 0;
-      return;
-    }
+    case kKeeperWelcome:
+      return WelcomeIn(frame.body);
     case kKeeperWriter:
     case kKeeperChannel:
     case kKeeperNoWriter:
       return WriterFrameIn(frame);
     case kKeeperRefused:
-      if (!welcome_)
-        return StepLocked(core::WorkerOver{absl::StrCat("the keeper refused this rank: ", frame.body)});
-      arena_reply_ = absl::ResourceExhaustedError(frame.body);
-      return;
-    case kKeeperArena: {
-      RankArenaRequest reply{};
-      if (frame.body.size() == sizeof(reply)) std::memcpy(&reply, frame.body.data(), sizeof(reply));
-      // The answer to a request that was given up on: its file closes here.
-      if (reply.id == arena_wanted_ && frame.fd.valid()) arena_reply_ = std::move(frame.fd);
-      return;
-    }
+    case kKeeperArena:
+      return ArenaFrameIn(frame);
     case kKeeperRevoked:
-      return StepLocked(core::WorkerOver{frame.body});
+      return RevokedIn(frame.body);
+    case kKeeperMember:
+      return MemberIn(frame.body);
     case kKeeperStop:
       return StepLocked(core::WorkerStop{frame.body});
     case kKeeperNotice: {
@@ -457,6 +527,54 @@ void KeeperLink::FrameIn(KeeperFrame& frame) {
       return RelayedIn(frame.body);
     default:
       return;  // of a newer keeper: not for us
+  }
+}
+
+void KeeperLink::WelcomeIn(const std::string& body) {
+  welcome_ = true;
+  uint32_t abilities = 0;
+  if (body.size() == sizeof(abilities)) std::memcpy(&abilities, body.data(), sizeof(abilities));
+  keeper_has_writers_ = (abilities & kKeeperHasWriters) != 0;
+  keeper_frees_arenas_ = (abilities & kKeeperFreesArenas) != 0;
+  keeper_keeps_ranks_ = (abilities & kKeeperKeepsRanks) != 0;
+  if (stays_ && keeper_keeps_ranks_) SendLocked(kRankStays, "");
+}
+
+void KeeperLink::ArenaFrameIn(KeeperFrame& frame) {
+  if (frame.kind == kKeeperRefused && !welcome_) {
+    lost_ = absl::UnavailableError(absl::StrCat("the keeper refused this rank: ", frame.body));
+    return StepLocked(core::WorkerOver{std::string(lost_.message())});
+  }
+  if (frame.kind == kKeeperRefused) {
+    arena_reply_ = absl::ResourceExhaustedError(frame.body);
+    return;
+  }
+  RankArenaRequest reply{};
+  if (frame.body.size() == sizeof(reply)) std::memcpy(&reply, frame.body.data(), sizeof(reply));
+  // The answer to a request that was given up on: its file closes here.
+  if (reply.id == arena_wanted_ && frame.fd.valid()) arena_reply_ = std::move(frame.fd);
+}
+
+// A generation may end before this process has joined it.
+void KeeperLink::RevokedIn(const std::string& reason) {
+  uint64_t generation = membership_->environment().generation;
+  if (next_) generation = std::exchange(next_, std::nullopt)->generation;
+  StepLocked(core::WorkerOver{reason});
+  if (stays_ && keeper_keeps_ranks_) {
+    SendLocked(kRankReleased, std::string(reinterpret_cast<const char*>(&generation), sizeof(generation)));
+  }
+}
+
+void KeeperLink::MemberIn(const std::string& environment) {
+  const SentEnvironment sent(environment);
+  auto next = ReadRankEnvironment([&](const char* name) -> const char* {
+    return absl::string_view(name) == "GTRAIN_KEEPER_SOCKET" ? keeper_socket_.c_str() : sent.Get(name);
+  });
+  if (next.ok()) {
+    next_ = *std::move(next);
+  } else {
+    lost_ = absl::FailedPreconditionError(
+        absl::StrCat("the keeper's word on the next generation: ", next.status().message()));
   }
 }
 

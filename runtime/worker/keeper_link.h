@@ -1,7 +1,7 @@
-// The shell around core::WorkerCore: one thread that talks to the keeper, and the Bootstrap of the
-// session's communicators.
+// The shell around core::WorkerCore: one thread that talks to the keeper, for one membership after the other.
 #pragma once
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -13,45 +13,46 @@
 #include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "checkpoint/port/writer_host.h"
-#include "comm/port/bootstrap.h"
+#include "comm/port/wakers.h"
 #include "runtime/core/values/rank_notes.h"
 #include "runtime/core/worker/worker_core.h"
 #include "runtime/worker/keeper_client.h"
+#include "runtime/worker/membership.h"
 #include "runtime/worker/rank_environment.h"
 
 namespace gtrain::worker {
 
-// Thread-safe. In a forked child every call fails with FailedPrecondition or does nothing.
-class KeeperLink final : public comm::Bootstrap {
+// Thread-safe. In a forked child every call fails with FailedPrecondition or does nothing. What names a
+// membership fails or does nothing once that is over.
+class KeeperLink {
  public:
-  explicit KeeperLink(RankEnvironment environment);
-  ~KeeperLink() override;
+  // `stays`: the process means to go on in the next generation, where its job lets it.
+  KeeperLink(RankEnvironment environment, bool stays);
+  ~KeeperLink();
+  KeeperLink(const KeeperLink&) = delete;
+  KeeperLink& operator=(const KeeperLink&) = delete;
 
   // Says hello and waits until all ranks of the generation have.
   absl::Status Join(absl::Duration timeout);
+  // Waits for the next membership, and until all of its ranks have joined. FailedPrecondition: this one is
+  // not over. Unavailable: there is none for this process.
+  absl::Status Rejoin(absl::Duration timeout);
+  std::shared_ptr<Membership> membership() const;
 
-  // Reads the members file, once: a rank that makes no communicator needs none. Before members() is used.
-  absl::Status ReadMembers();
-
-  // comm::Bootstrap
-  int rank() const override { return env_.rank; }
-  int world_size() const override { return env_.world_size; }
-  Generation generation() const override { return Generation{env_.generation}; }
-  const std::vector<comm::Member>& members() const override { return members_; }
-  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) override;
-  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
-  void FreeArena(uint64_t id) override;
-  absl::Status Alive() const override;
-  std::vector<int> Left() const override;
-  void ReportLink(int peer, const std::string& text) override { Report(core::WorkerLinkDown{peer, text}); }
-  void ReportCompression(const std::string& text) override {
-    Report(core::WorkerNote{core::kCompressionNote, text});
-  }
+  absl::StatusOr<std::vector<std::string>> AllGather(const Membership& of, absl::string_view blob,
+                                                     absl::Duration timeout);
+  absl::StatusOr<UniqueFd> Arena(const Membership& of, uint64_t id, uint64_t bytes, absl::Duration timeout);
+  void FreeArena(const Membership& of, uint64_t id);
+  std::vector<int> Left(const Membership& of) const;
+  void Report(const Membership& of, const core::WorkerEvent& event);
+  std::shared_ptr<comm::Fabric>& fabric() { return fabric_; }
+  comm::Wakers& wakers() { return wakers_; }
 
   // Implements port::WriterHost.
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
                                                absl::FunctionRef<bool()> wanted);
 
+  absl::Status Alive() const;
   // These never block and never fail: a report that cannot be sent is dropped.
   void Report(const core::WorkerEvent& progress_or_checkpoint);
   void CountCollective() { collectives_.fetch_add(1, std::memory_order_relaxed); }
@@ -61,31 +62,44 @@ class KeeperLink final : public comm::Bootstrap {
 
   bool stop_requested() const;
   std::optional<Instant> preempted_at() const;
-  const RankEnvironment& environment() const { return env_; }
+
+  bool Forked() const { return fork_guard_.Forked(); }
+  static absl::Status ForkedError();
 
  private:
   void Loop(KeeperClient client);
   // One turn of the loop: send, wait, receive. Not OK: the keeper is gone.
   absl::Status Turn(KeeperClient& client);
   void FrameIn(KeeperFrame& frame);
+  void WelcomeIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ArenaFrameIn(KeeperFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriterFrameIn(KeeperFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RevokedIn(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MemberIn(const std::string& environment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RelayedIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StepLocked(const core::WorkerEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int PollMs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayGoodbye(KeeperClient& client);
-  absl::StatusOr<std::vector<std::string>> AwaitTable(uint64_t sequence, Instant deadline)
+  core::WorkerJoin JoinEvent() const;
+  void BeginNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::vector<std::string>> AwaitTable(const Membership& of, uint64_t sequence,
+                                                      Instant deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AwaitedLeftLocked(const Membership& of, uint64_t sequence)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status AwaitedLeftLocked(uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WhoIsMissingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AliveLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Forked() const { return fork_guard_.Forked(); }
+  bool StandsLocked(const Membership& of) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return membership_.get() == &of && of.Alive().ok();
+  }
 
-  const RankEnvironment env_;
   const ForkGuard fork_guard_;
-  Mutex members_mutex_;
-  std::vector<comm::Member> members_;  // set once under members_mutex_, then only read
-  UniqueFd wake_;                      // eventfd: there is something to send, or the end
+  const std::string job_, keeper_socket_;
+  const bool stays_;
+  UniqueFd wake_;  // eventfd: there is something to send, or the end
+  std::shared_ptr<comm::Fabric> fabric_;
+  comm::Wakers wakers_;
   std::atomic<bool> over_{false};
   std::atomic<bool> some_left_{false};
   std::atomic<bool> stop_requested_{false};
@@ -96,7 +110,10 @@ class KeeperLink final : public comm::Bootstrap {
   Mutex arena_mutex_;   // one arena request at a time; taken before mutex_
   Mutex writer_mutex_;  // the same of writers
   mutable Mutex mutex_;
-  core::WorkerCore core_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Membership> membership_ ABSL_GUARDED_BY(mutex_);
+  core::WorkerCore core_ ABSL_GUARDED_BY(mutex_);                // of it
+  std::optional<RankEnvironment> next_ ABSL_GUARDED_BY(mutex_);  // the membership after it
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);                    // not OK: there will be none
   std::vector<std::pair<uint16_t, std::string>> outbox_ ABSL_GUARDED_BY(mutex_);
   bool welcome_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -104,6 +121,7 @@ class KeeperLink final : public comm::Bootstrap {
   std::optional<absl::StatusOr<UniqueFd>> arena_reply_ ABSL_GUARDED_BY(mutex_);
   bool keeper_has_writers_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_frees_arenas_ ABSL_GUARDED_BY(mutex_) = false;
+  bool keeper_keeps_ranks_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   port::WriterLink writer_coming_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::StatusOr<port::WriterLink>> writer_reply_ ABSL_GUARDED_BY(mutex_);

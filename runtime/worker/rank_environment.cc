@@ -119,6 +119,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.keeper_socket = reader.Text("GTRAIN_KEEPER_SOCKET");
   env.token = reader.Text("GTRAIN_TOKEN");
   env.members_file = reader.Text("GTRAIN_MEMBERS");
+  env.in_place = Optional(get, "GTRAIN_ELASTIC") == "in-place";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   GT_RETURN_IF_ERROR(reader.status());

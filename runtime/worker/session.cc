@@ -21,28 +21,32 @@ namespace {
 // A WriterHost besides: checkpoint/engine asks for it.
 class ManagedSession final : public Session, public port::WriterHost {
  public:
-  explicit ManagedSession(RankEnvironment environment) : link_(std::move(environment)) {}
+  ManagedSession(RankEnvironment environment, bool stays)
+      : job_(environment.job), link_(std::move(environment), stays) {}
 
   absl::Status Join(absl::Duration timeout) { return link_.Join(timeout); }
+  absl::Status Rejoin(const SessionOptions& options) override { return link_.Rejoin(options.join_timeout); }
 
-  int rank() const override { return env().rank; }
-  int local_rank() const override { return env().local_rank; }
-  int world_size() const override { return env().world_size; }
-  uint64_t generation() const override { return env().generation; }
-  uint64_t timeline() const override { return env().timeline; }
+  int rank() const override { return link_.membership()->environment().rank; }
+  int local_rank() const override { return link_.membership()->environment().local_rank; }
+  int world_size() const override { return link_.membership()->environment().world_size; }
+  uint64_t generation() const override { return link_.membership()->environment().generation; }
+  uint64_t timeline() const override { return link_.membership()->environment().timeline; }
   bool managed() const override { return true; }
-  const std::string& job() const override { return env().job; }
+  const std::string& job() const override { return job_; }
 
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options) override {
-    GT_RETURN_IF_ERROR(link_.ReadMembers());
+    const std::shared_ptr<Membership> membership = link_.membership();
+    GT_RETURN_IF_ERROR(membership->ReadMembers());
     comm::ExecOptions exec;
     exec.user = options;
-    exec.algorithm = env().comm_algorithm;
-    exec.network = env().comm_network;
+    exec.algorithm = membership->environment().comm_algorithm;
+    exec.network = membership->environment().comm_network;
+    exec.owner = membership;
     exec.on_start = [this](uint64_t) { link_.CountCollective(); };
     exec.on_waited = [this](absl::Duration waited) { link_.CountWaiting(waited); };
-    return comm::MakeCommunicator(&link_, std::move(exec));
+    return comm::MakeCommunicator(membership.get(), std::move(exec));
   }
 
   void Report(const ProgressReport& report) override {
@@ -68,7 +72,7 @@ class ManagedSession final : public Session, public port::WriterHost {
   }
 
  private:
-  const RankEnvironment& env() const { return link_.environment(); }
+  const std::string job_;
   KeeperLink link_;
 };
 
@@ -117,6 +121,9 @@ class AloneSession final : public Session {
     exec.network = network_;
     return comm::MakeCommunicator(&bootstrap_, std::move(exec));
   }
+  absl::Status Rejoin(const SessionOptions&) override {
+    return absl::FailedPreconditionError("a program that was started by hand has one generation only");
+  }
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
   void ReportNote(absl::string_view, const std::string&) override {}
@@ -140,8 +147,16 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
       worker::RankEnvironment environment,
       worker::ReadRankEnvironment([](const char* name) -> const char* { return getenv(name); }));
   if (!environment.managed) return std::make_unique<worker::AloneSession>(std::move(environment));
-  auto session = std::make_unique<worker::ManagedSession>(std::move(environment));
-  GT_RETURN_IF_ERROR(session->Join(options.join_timeout));
+  auto session = std::make_unique<worker::ManagedSession>(std::move(environment), options.stays);
+  const Instant deadline = RealClock().Now() + options.join_timeout;
+  absl::Status joined = session->Join(options.join_timeout);
+  // The generation in which this process was started may end before it has joined.
+  if (options.stays && !joined.ok() && !session->Alive().ok()) {
+    SessionOptions rest = options;
+    rest.join_timeout = deadline - RealClock().Now();
+    joined = session->Rejoin(rest);
+  }
+  GT_RETURN_IF_ERROR(joined);
   return session;
 }
 

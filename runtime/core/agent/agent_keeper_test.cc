@@ -30,7 +30,7 @@ class AgentKeeperTest : public ::testing::Test {
     return config;
   }
   void Step(const AgentEvent& event) { last_ = core_.Step(event, Instant{1'000'000'000}); }
-  void Start(uint64_t generation) {
+  void Start(uint64_t generation, ProcessId process = {}) {
     GenerationGrant grant;
     grant.job = kJob;
     grant.generation = {generation};
@@ -40,6 +40,7 @@ class AgentKeeperTest : public ::testing::Test {
     grant.nodes = {{kMe, "10.0.0.1", "host-a"}};
     grant.ranks.resize(1);
     grant.ranks[0].node = kMe;
+    grant.ranks[0].process = process;
     Step(FromHead{StartGeneration{{5}, grant}});
   }
   template <typename T>
@@ -51,6 +52,25 @@ class AgentKeeperTest : public ::testing::Test {
       if (command != nullptr) generations.push_back(command->generation);
     }
     return generations;
+  }
+  template <typename T>
+  std::vector<T> All() const {
+    std::vector<T> all;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* order = std::get_if<ToKeeper>(&effect);
+      const T* command = order == nullptr ? nullptr : std::get_if<T>(&order->command);
+      if (command != nullptr) all.push_back(*command);
+    }
+    return all;
+  }
+  // What the head was told that this node keeps.
+  std::vector<ProcessId> ToldKept() const {
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* sent = std::get_if<ToHead>(&effect);
+      const auto* gone = sent == nullptr ? nullptr : std::get_if<GenerationGone>(&sent->message);
+      if (gone != nullptr) return gone->kept;
+    }
+    return {};
   }
   std::vector<uint64_t> Gone() const {
     std::vector<uint64_t> generations;
@@ -119,6 +139,38 @@ TEST_F(AgentKeeperTest, WhatIsForgottenBeforeTheWelcomeIsToldBehindIt) {
   Step(HeadUp{"10.0.0.1"});
   Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
   EXPECT_TRUE(Gone().empty()) << "told, and forgotten";
+}
+
+// What a keeper keeps is told with the word that a generation is gone, and the next one goes on with it.
+TEST_F(AgentKeeperTest, WhatIsKeptGoesOn) {
+  Start(3);
+  Revoke revoke{{5}, kJob, {3}, EndMode::kReform, absl::Seconds(5), "a rank was lost"};
+  revoke.keep = true;
+  Step(FromHead{revoke});
+  ASSERT_EQ(All<keeper::EndGeneration>().size(), 1u);
+  EXPECT_TRUE(All<keeper::EndGeneration>()[0].keep);
+  Step(FromKeeper{kJob, keeper::Gone{3, true, "", {{3, 0}, {0, 7}}}});
+  const std::vector<ProcessId> kept = {{{3}, 0}};  // of none was it born: that is no process
+  EXPECT_EQ(ToldKept(), kept);
+  // A generation that is over before it came here leaves them where they are.
+  revoke.generation = {4};
+  Step(FromHead{revoke});
+  EXPECT_EQ(ToldKept(), kept);
+  Start(5, {{3}, 0});
+  ASSERT_EQ(All<keeper::StartRank>().size(), 1u);
+  EXPECT_EQ(All<keeper::StartRank>()[0].born, 3u);
+  EXPECT_EQ(All<keeper::StartRank>()[0].born_rank, 0);
+  // A keeper that comes back says what it keeps, and a revoke that keeps nobody says so.
+  keeper::State state;
+  state.job = kJob.value;
+  state.kept = {{3, 0}};
+  state.generations.emplace_back().generation = 5;
+  Step(FromKeeper{kJob, state});
+  revoke.generation = {5};
+  revoke.keep = false;
+  Step(FromHead{revoke});
+  ASSERT_EQ(All<keeper::EndGeneration>().size(), 1u);
+  EXPECT_FALSE(All<keeper::EndGeneration>()[0].keep);
 }
 
 TEST_F(AgentKeeperTest, AMemoryLimitThatNothingEnforcesIsSaidOnce) {

@@ -82,6 +82,7 @@ struct AgentJob {
   bool forgotten = false;                   // leave once nothing is left of it
   bool keeper_leaves = false;               // told to go with nothing left; a grant waits for the next keeper
   std::optional<StartGeneration> next;      // that waits
+  std::vector<ProcessId> kept;              // wait here for another generation
   std::optional<GenerationGone> owes_gone;  // of a generation that never ran here, until older ones are gone
   std::map<Generation, AgentGeneration> generations;
 };

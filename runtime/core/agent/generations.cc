@@ -55,15 +55,16 @@ void Generations::OnRevoke(const Revoke& revoke) {
   AgentJob& record = model_.RecordOf(revoke.job);
   record.revoked = std::max(record.revoked, revoke.generation);
   record.stopping = record.stopping || revoke.mode != EndMode::kReform;
-  End(revoke.job, record, revoke.generation, revoke.mode, revoke.grace, revoke.reason);
+  End(record, revoke);
   if (record.generations.count(revoke.generation) == 0) {  // never started here, or over long ago
     GT_PROBE("agent.revoke_of_unknown");
     OweGone(revoke.job, record, revoke.generation, "");
   }
 }
 
-void Generations::End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode,
-                      absl::Duration grace, const std::string& reason) {
+void Generations::End(AgentJob& record, const Revoke& revoke) {
+  const JobId& job = revoke.job;
+  const Generation up_to = revoke.generation;
   std::set<Generation> ends;
   for (auto& [number, generation] : record.generations) {
     if (number > up_to) continue;
@@ -75,13 +76,13 @@ void Generations::End(const JobId& job, AgentJob& record, Generation up_to, EndM
   TellGone(job, record);
   if (ends.empty()) return;
   ends.insert(up_to);
-  const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(grace), 0, 24 * 3600 * 1000);
+  const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(revoke.grace), 0, 24 * 3600 * 1000);
   for (const Generation number : ends) {
-    context_.Command(job,
-                     keeper::EndGeneration{number.value, static_cast<keeper::End>(static_cast<int>(mode)),
-                                           static_cast<uint64_t>(grace_ms), reason});
+    const auto mode = static_cast<keeper::End>(static_cast<int>(revoke.mode));
+    context_.Command(job, keeper::EndGeneration{number.value, mode, static_cast<uint64_t>(grace_ms),
+                                                revoke.reason, revoke.keep});
   }
-  context_.Say(absl::StrCat("end ", job.value, " up to generation ", up_to.value, ": ", reason));
+  context_.Say(absl::StrCat("end ", job.value, " up to generation ", up_to.value, ": ", revoke.reason));
 }
 
 void Generations::OnAckExit(const AckExit& ack) {
@@ -203,6 +204,7 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
   record.revoked = std::max(record.revoked, Generation{state.highest_revoked});
   record.stopping =
       record.stopping || (state.highest_stopped > 0 && state.highest_stopped == state.highest_revoked);
+  TakeKept(state.kept, record);
   for (const keeper::GenerationHeld& held : state.generations) {
     AgentGeneration& generation = Adopt(job, record, held);
     record.run_dir = generation.run_dir;
@@ -210,11 +212,13 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
     if (held.generation <= record.revoked.value && !held.ending) {
       GT_PROBE("agent.revoke_keeper_never_heard");
       // A revoke that the keeper never heard: its agent died in between.
-      End(job, record, Generation{held.generation}, EndMode::kReform, absl::Seconds(5),
-          "revoked by the head");
+      End(record, {.job = job,
+                   .generation = {held.generation},
+                   .grace = absl::Seconds(5),
+                   .reason = "revoked by the head"});
     }
     for (const keeper::Exited& exited : held.unacked) OnExited(job, exited);
-    if (held.gone) OnGone(job, keeper::Gone{held.generation, held.clean, ""});
+    if (held.gone) OnGone(job, keeper::Gone{held.generation, held.clean, "", state.kept});
   }
   EndWhatNeverBegan(job, record, state);
 }
@@ -323,6 +327,14 @@ void Generations::OnExited(const JobId& job, const keeper::Exited& exited) {
   context_.Tell(RankExited{*rank->exit});
 }
 
+void Generations::TakeKept(const std::vector<keeper::Kept>& kept, AgentJob& record) {
+  record.kept.clear();
+  for (const keeper::Kept& process : kept) {
+    if (process.born > 0 && process.born_rank >= 0)
+      record.kept.push_back({Generation{process.born}, process.born_rank});
+  }
+}
+
 void Generations::OnGone(const JobId& job, const keeper::Gone& gone) {
   AgentGeneration* generation = model_.Find(job, Generation{gone.generation});
   // Its begin came behind an end that the keeper had answered, and the head has acknowledged that.
@@ -330,6 +342,7 @@ void Generations::OnGone(const JobId& job, const keeper::Gone& gone) {
   generation->gone = true;
   generation->clean = gone.clean;
   generation->gone_message = gone.message;
+  TakeKept(gone.kept, model_.jobs[job]);
   for (auto& [number, rank] : generation->ranks) {
     if (rank.exit) continue;  // else it never began: its end was quicker, and nobody has to hear of it
     RankExit never;
@@ -351,7 +364,7 @@ void Generations::OnGone(const JobId& job, const keeper::Gone& gone) {
 void Generations::OweGone(const JobId& job, AgentJob& record, Generation generation,
                           const std::string& message) {
   if (!record.owes_gone || record.owes_gone->generation < generation)
-    record.owes_gone = GenerationGone{job, generation, true, message};
+    record.owes_gone = GenerationGone{job, generation, true, message, record.kept};
   TellGone(job, record);
 }
 
@@ -365,7 +378,7 @@ void Generations::TellGone(const JobId& job, AgentJob& record) {
     tell_owed(number);
     if (!generation.gone) return;
     if (std::exchange(generation.gone_told, true)) continue;
-    context_.Tell(GenerationGone{job, number, generation.clean, generation.gone_message});
+    context_.Tell(GenerationGone{job, number, generation.clean, generation.gone_message, record.kept});
   }
   tell_owed(Generation{UINT64_MAX});
 }

@@ -34,8 +34,8 @@ class Generations {
   void OnGone(const JobId& job, const keeper::Gone& gone);
   void OnKeeperLost(const KeeperLost& event);
 
-  void End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode, absl::Duration grace,
-           const std::string& reason);
+  // `revoke` names the job and says how: every generation up to its own ends.
+  void End(AgentJob& record, const Revoke& revoke);
   // Tells the head that a generation is gone which has nothing here. The head takes that for "this node holds
   // nothing of the job up to there" and begins the next one, so it waits until the older ones are gone.
   void OweGone(const JobId& job, AgentJob& record, Generation generation, const std::string& message);
@@ -50,6 +50,7 @@ class Generations {
   void AdoptRank(const JobId& job, const keeper::GenerationHeld& held, const keeper::RankHeld& rank,
                  AgentRank& info);
   bool LetsEmptyKeeperGo(const JobId& job, const keeper::State& state);
+  void TakeKept(const std::vector<keeper::Kept>& kept, AgentJob& record);
   void EndWhatNeverBegan(const JobId& job, const AgentJob& record, const keeper::State& state);
 
   AgentContext& context_;

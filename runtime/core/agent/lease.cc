@@ -47,9 +47,12 @@ void Lease::CheckLease() {
                                       [](const auto& item) { return item.second.sdk || item.second.exit; });
       if (generation.ended || generation.gone || fenced) continue;
       GT_PROBE("agent.lease_ends_ranks");
-      generations_.End(
-          job, record, number, EndMode::kReform, absl::Seconds(5),
-          absl::StrCat("no word from the head for ", PrintDuration(absl::Floor(silent, absl::Seconds(1)))));
+      generations_.End(record,
+                       {.job = job,
+                        .generation = number,
+                        .grace = absl::Seconds(5),
+                        .reason = absl::StrCat("no word from the head for ",
+                                               PrintDuration(absl::Floor(silent, absl::Seconds(1))))});
       break;
     }
   }

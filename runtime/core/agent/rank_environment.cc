@@ -218,7 +218,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
         "GTRAIN_CHECKPOINT_MAX_ROLLBACK", "GTRAIN_CHECKPOINT_MEMORY_MAX", "GTRAIN_CHECKPOINT_NEAR",
         "GTRAIN_CHECKPOINT_NEWEST", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS",
         "GTRAIN_CHECKPOINT_SECRET", "GTRAIN_CHECKPOINT_READ_ONLY", "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
-        "GTRAIN_COMPRESSION", "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS", "GTRAIN_RESUME",
+        "GTRAIN_COMPRESSION", "GTRAIN_ELASTIC", "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS", "GTRAIN_RESUME",
         "GTRAIN_TAKEOVER"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
@@ -248,6 +248,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
       {"GTRAIN_RUN_DIR", grant.run_dir},
   };
   for (const auto& [name, value] : own) env[name] = value;
+  if (spec.in_place) env["GTRAIN_ELASTIC"] = "in-place";
   return env;
 }
 

@@ -185,6 +185,9 @@ absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& genera
   start.memory_limit = generation.spec.resources.memory.value_or(0);
   start.tty = generation.spec.tty;
   start.takes_input = generation.spec.takes_input && number == 0;
+  const ProcessId& process = grant.ranks[static_cast<size_t>(number)].process;
+  start.born = process.generation.value;
+  start.born_rank = process.rank;
   return start;
 }
 
@@ -210,6 +213,7 @@ void Starter::Start(const StartGeneration& message) {
       grant.job, keeper::BeginGeneration{grant.generation.value, static_cast<uint32_t>(starts.size()),
                                          generation.spec.resources.shm, NoteOf(config_, grant, message.seal),
                                          ProcessesMax(generation.spec)});
+  record.kept.clear();          // they go on in this generation, or are ended
   lease_.TellLease(grant.job);  // before its ranks: the lease of those that it held before may be over
   for (keeper::StartRank& start : starts) context_.Command(grant.job, std::move(start));
   context_.Say(absl::StrCat("start ", generation.ranks.size(), " of ", grant.world_size, " ranks of ",

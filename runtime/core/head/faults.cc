@@ -242,6 +242,10 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   std::optional<int64_t>& committed = job.record.faults.back().committed;
   for (const FaultRecord& fault : job.record.faults) committed = std::max(committed, fault.committed);
   if (job.checkpoint) committed = std::max(committed.value_or(job.checkpoint->step), job.checkpoint->step);
+  // What processes that go on have in memory is as good as saved.
+  const bool kept = std::ranges::any_of(job.kept, [](const auto& node) { return !node.second.empty(); });
+  if (const std::optional<int64_t> step = job.record.faults.back().step; kept && step)
+    committed = std::max(committed.value_or(*step), *step);
   FindStorageFault(job);
   FindCauseOfExit75(job);
   ChargeUnlessEarned(job);

@@ -1,6 +1,7 @@
 #include "runtime/core/head/grants.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -17,6 +18,33 @@ namespace {
 
 constexpr int kPortFirst = 20'000,
               kPortCount = 10'000;  // below Linux's ephemeral range, if an agent named none
+
+// Processes that wait on a node go on as ranks there: each as the rank that it was, where it can be. What a
+// process may use was said when it began, so its place must have the same GPUs and hardware threads. For r
+// ranks a node, each rank costs r steps here.
+std::vector<RankPlace> WithKept(const Job& job, std::vector<RankPlace> places) {
+  if (job.kept.empty() || !job.record.grant) return places;
+  std::map<NodeId, std::vector<RankPlace>> before;  // of those that wait
+  for (RankPlace place : job.record.grant->ranks) {
+    if (place.process.generation.value == 0) place.process = {job.record.grant->generation, place.rank};
+    const auto there = job.kept.find(place.node);
+    const bool waits = there != job.kept.end() && std::ranges::count(there->second, place.process) > 0;
+    if (waits) before[place.node].push_back(place);
+  }
+  for (const bool same_rank : {true, false}) {
+    for (RankPlace& place : places) {
+      if (place.process.generation.value != 0) continue;
+      std::vector<RankPlace>& here = before[place.node];
+      const auto it = std::ranges::find_if(here, [&](const RankPlace& was) {
+        return was.cpus == place.cpus && was.gpus == place.gpus && (!same_rank || was.rank == place.rank);
+      });
+      if (it == here.end()) continue;
+      place.process = it->process;
+      here.erase(it);
+    }
+  }
+  return places;
+}
 
 }  // namespace
 
@@ -68,7 +96,7 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
         CheckpointReport{record.id, newest.generation, newest.timeline, newest.step, newest.manifest, ""};
   }
   grant.takeover = record.takeover;
-  grant.ranks = ToRankPlaces(placement);
+  grant.ranks = WithKept(job, ToRankPlaces(placement));
   grant.world_size = static_cast<int>(grant.ranks.size());
   for (const NodeId& id : placement.nodes) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
@@ -130,6 +158,7 @@ void Grants::SendGrant(const Job& job, const std::vector<NodeId>& nodes) {
 }
 
 void Grants::ResetLive(Job& job, Instant now) {
+  job.kept.clear();
   const GenerationGrant& grant = *job.record.grant;
   job.ranks.assign(grant.ranks.size(), RankLive{});
   for (size_t i = 0; i < job.ranks.size(); ++i) {

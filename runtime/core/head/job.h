@@ -128,6 +128,7 @@ struct Job {
   Instant idle_from;                           // the last of them did from then on
   std::optional<StallVerdict> stalled, stuck;  // no step; neither output nor processor time
   std::string placement_reason;
+  std::map<NodeId, std::vector<ProcessId>> kept;  // processes that wait there for the next generation
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
   std::map<NodeId, NodePace> paces;
   std::optional<Instant> links_at;  // which node to do without is decided then

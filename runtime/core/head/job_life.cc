@@ -66,9 +66,10 @@ void JobLife::Move(Job& job, JobState state, std::string reason) {
 // ---------------------------------------------------------------- revoke
 
 void JobLife::SendRevoke(const Job& job, const NodeId& node, EndMode mode, absl::Duration grace) {
+  const bool keep = job.spec.in_place && mode == EndMode::kReform;
   context_.Send(
       node, SendKind::kNow,
-      Revoke{model_.epoch(), job.record.id, job.record.revoked, mode, grace, job.record.ending_reason});
+      Revoke{model_.epoch(), job.record.id, job.record.revoked, mode, grace, job.record.ending_reason, keep});
 }
 
 void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration grace, std::string reason,

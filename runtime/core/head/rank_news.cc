@@ -177,6 +177,7 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
     ++context_.counters().stale_dropped;
     return;
   }
+  job->kept[node.record.id] = gone.kept;
   life_.Release(*job, node.record.id, now);
 }
 

@@ -66,8 +66,12 @@ struct StartRank {
   uint64_t memory_limit = 0;  // 0 = none
   bool tty = false;           // its stdout is a terminal
   bool takes_input = false;   // its stdin is a client's (Console); with `tty` all three are a whole terminal
+  // The process that was started as this rank of this generation goes on as the rank above, if it is kept
+  // (EndGeneration::keep); else, and with 0, one is started.
+  uint64_t born = 0;
+  int32_t born_rank = 0;
   GT_FIELDS(generation, rank, token, argv, env, cwd, out_path, err_path, report_path, notice_path, cpus,
-            memory_limit, tty, takes_input)
+            memory_limit, tty, takes_input, born, born_rank)
   bool operator==(const StartRank&) const = default;
 };
 
@@ -77,7 +81,8 @@ struct EndGeneration {
   End mode = End::kReform;
   uint64_t grace_ms = 0;
   std::string reason;
-  GT_FIELDS(generation, mode, grace_ms, reason)
+  bool keep = false;  // with kReform: processes that can go on in another generation are not ended
+  GT_FIELDS(generation, mode, grace_ms, reason, keep)
   bool operator==(const EndGeneration&) const = default;
 };
 
@@ -201,11 +206,21 @@ struct Exited {
   bool operator==(const Exited&) const = default;
 };
 
-struct Gone {  // no process of this generation is left (clean), or something survived SIGKILL
+// A process between two generations, by the rank as which it was started.
+struct Kept {
+  uint64_t born = 0;
+  int32_t born_rank = 0;
+  GT_FIELDS(born, born_rank)
+  bool operator==(const Kept&) const = default;
+};
+
+// No process of this generation is left but the kept ones (clean), or something survived SIGKILL.
+struct Gone {
   uint64_t generation = 0;
   bool clean = true;
   std::string message;
-  GT_FIELDS(generation, clean, message)
+  std::vector<Kept> kept;
+  GT_FIELDS(generation, clean, message, kept)
   bool operator==(const Gone&) const = default;
 };
 
@@ -238,7 +253,8 @@ struct State {
   uint64_t highest_revoked = 0;
   std::vector<GenerationHeld> generations;
   uint64_t highest_stopped = 0;  // ended by a stop: the next agent must not take it for a reform (fault H3)
-  GT_FIELDS(protocol, job, pid, highest_revoked, generations, highest_stopped)
+  std::vector<Kept> kept;
+  GT_FIELDS(protocol, job, pid, highest_revoked, generations, highest_stopped, kept)
   bool operator==(const State&) const = default;
 };
 

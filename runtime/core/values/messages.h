@@ -108,12 +108,22 @@ struct HeldGeneration {
   bool operator==(const HeldGeneration&) const = default;
 };
 
+// A process of a rank that lives through generations (`elastic.mode: in-place`), by the rank as which it was
+// started.
+struct ProcessId {
+  Generation generation;  // 0: none
+  int rank = 0;
+  auto operator<=>(const ProcessId&) const = default;
+};
+
 struct RankPlace {
   int rank = 0;
   int local_rank = 0;
   NodeId node;
   std::vector<int> cpus;  // hardware threads to bind to; empty = not bound
   std::vector<int> gpus;  // indices into the node's inventory
+  // Goes on as this rank where the node still has it; else, and without one, a process is started.
+  ProcessId process;
   bool operator==(const RankPlace&) const = default;
 };
 
@@ -258,6 +268,7 @@ struct GenerationGone {
   Generation generation;
   bool clean = true;  // false: something survived SIGKILL (state D); the node is not reused
   std::string message;
+  std::vector<ProcessId> kept;  // wait there for another generation of the job
   bool operator==(const GenerationGone&) const = default;
 };
 
@@ -384,6 +395,7 @@ struct Revoke {
   EndMode mode = EndMode::kReform;
   absl::Duration grace;
   std::string reason;
+  bool keep = false;  // with kReform: processes that can go on in another generation are not ended
   bool operator==(const Revoke&) const = default;
 };
 

@@ -58,7 +58,8 @@ struct FaultRecord {
   bool progressed = false;      // it passed a first step or committed a checkpoint
   // For kStorage: generations in a row that met it without progress between them; they share this record.
   int tries = 1;
-  // The highest step of a checkpoint that the job had committed when this generation was over.
+  // The highest step of a checkpoint that the job had committed when this generation was over, or that
+  // processes had reached which went on in the next one.
   std::optional<int64_t> committed;
   absl::Time at = absl::InfinitePast();  // by the clock on the wall of the head that saw it; past: not known
   bool operator==(const FaultRecord&) const = default;

@@ -181,7 +181,7 @@ class WorkerCore {
   WorkerStepResult On(const WorkerTick& e, Instant now);
   WorkerStepResult ReportIfDue(Instant now);
 
-  const int world_;
+  int world_;
   State state_ = State::kNew;
   std::string over_reason_;
   std::optional<std::string> stop_reason_;

@@ -1,0 +1,202 @@
+// Tests the processes that a keeper keeps from one generation for the next (`elastic.mode: in-place`).
+#include <signal.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/host/keeper_test_world.h"
+#include "runtime/keeper/posix.h"
+#include "runtime/keeper/rank_protocol.h"
+
+namespace gtrain::host {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class KeeperKeptTest : public KeeperTest {
+ protected:
+  std::unique_ptr<FakeRank> Staying(int rank, uint64_t generation = 1) {
+    auto fake = std::make_unique<FakeRank>(dir_);
+    fake->Hello(generation, static_cast<uint32_t>(rank), Rank(rank, {}).token);
+    EXPECT_EQ(fake->Next().first, kKeeperWelcome);
+    fake->Send(kRankStays, "");
+    fake->Send(kRankToAgent, "{\"type\":\"joined\"}");
+    EXPECT_NE(Wait<keeper::RelayUp>(
+                  [=](const keeper::RelayUp& up) { return up.rank == rank && up.generation == generation; }),
+              nullptr);
+    return fake;
+  }
+  void EndKeeping(uint64_t generation, uint64_t grace_ms = 60000) {
+    client_->Send(keeper::EndGeneration{generation, keeper::End::kReform, grace_ms, "a rank is lost", true});
+    Pump();
+  }
+  static void Release(FakeRank& rank, uint64_t generation) {
+    ASSERT_EQ(rank.Next(), std::pair(int{kKeeperRevoked}, std::string("a rank is lost")));
+    rank.Send(kRankReleased, std::string(reinterpret_cast<char*>(&generation), sizeof(generation)));
+  }
+  // The process that was born as this rank goes on as `rank`, beside none.
+  void GoOn(uint64_t generation, int rank, uint64_t born, int born_rank,
+            const std::string& script = "exec sleep 600") {
+    client_->Send(keeper::BeginGeneration{generation, 1, 1 << 20, "note"});
+    keeper::StartRank start = Rank(rank, {"bash", "-c", script}, generation);
+    start.out_path = Path("next.out");
+    start.born = born;
+    start.born_rank = born_rank;
+    client_->Send(start);
+    Pump();
+  }
+};
+
+TEST_F(KeeperKeptTest, AProcessThatStaysGoesOnAsAnotherRank) {
+  Start();
+  const char* talks = "trap 'echo after' USR1; echo before; while :; do sleep 0.05; done";
+  Launch({"exec sleep 600", "exec sleep 600", "exec sleep 600", talks});
+  for (int rank = 0; rank < 4; ++rank) ASSERT_NE(WaitStarted(rank), nullptr);
+  const int64_t pid = WaitStarted(3)->pid;
+  const auto stays = Staying(3), silent = Staying(1);
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return Slurp(OutPath(3)) == "before\n";
+  }));
+  EndKeeping(1, 2000);
+  Release(*stays, 1);
+  const auto* gone = WaitGone();
+  ASSERT_NE(gone, nullptr);
+  EXPECT_TRUE(gone->clean);
+  EXPECT_THAT(gone->kept, ElementsAre(keeper::Kept{1, 3}));
+  EXPECT_FALSE(Alive(WaitStarted(0)->pid)) << "it has no connection";
+  EXPECT_FALSE(Alive(WaitStarted(1)->pid)) << "it did not let go of its generation";
+  EXPECT_TRUE(Alive(pid));
+  GoOn(2, 0, 1, 3);
+  const auto* started = WaitStarted(0, 2);
+  ASSERT_NE(started, nullptr);
+  EXPECT_EQ(started->pid, pid);
+  const auto [kind, environment] = stays->Next();
+  EXPECT_EQ(kind, kKeeperMember);
+  EXPECT_EQ(environment, std::string("PATH=/usr/bin:/bin\0GTRAIN_GENERATION=2\0", 39));
+  kill(static_cast<pid_t>(pid), SIGUSR1);
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return Slurp(Path("next.out")) == "after\n";
+  })) << "the log of its new rank has what it says from now on";
+  EXPECT_EQ(Slurp(OutPath(3)), "before\n");
+  stays->Send(kRankToAgent, "{\"type\":\"joined\"}");
+  EXPECT_NE(
+      Wait<keeper::RelayUp>([](const keeper::RelayUp& up) { return up.generation == 2 && up.rank == 0; }),
+      nullptr);
+  // Once more, and what it is known by is as which it was born.
+  EndKeeping(2);
+  Release(*stays, 2);
+  ASSERT_NE(WaitGone(2), nullptr);
+  EXPECT_THAT(WaitGone(2)->kept, ElementsAre(keeper::Kept{1, 3}));
+  GoOn(3, 5, 1, 3);
+  ASSERT_NE(WaitStarted(5, 3), nullptr);
+  EXPECT_EQ(WaitStarted(5, 3)->pid, pid);
+  End(keeper::End::kStop, 0, 3);
+  const auto* exit = WaitExit(5, 3);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kStopped);
+  ASSERT_NE(WaitGone(3), nullptr);
+  EXPECT_FALSE(Alive(pid));
+}
+
+// What a rank started for itself (data loaders) stays with it; what the others left behind is ended.
+TEST_F(KeeperKeptTest, ChildrenStayWithTheirProcess) {
+  Start();
+  Launch({"sleep 600 & echo $! > " + Path("helper") + "; wait",
+          "(setsid sleep 600 & echo $! > " + Path("left") + "); exec sleep 600"});
+  const int64_t helper = PidIn("helper"), left = PidIn("left");
+  ASSERT_NE(WaitStarted(0), nullptr);
+  const auto stays = Staying(0);
+  EndKeeping(1);
+  Release(*stays, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_TRUE(Alive(helper));
+  EXPECT_FALSE(Alive(left));
+  End(keeper::End::kReform, 0, 1);
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return !Alive(helper) && !Alive(WaitStarted(0)->pid);
+  })) << "an end that keeps nobody ends those that were kept";
+}
+
+TEST_F(KeeperKeptTest, WhoHasNoPlaceInTheNextGenerationIsEnded) {
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"});
+  ASSERT_NE(WaitStarted(1), nullptr);
+  const auto first = Staying(0), second = Staying(1);
+  EndKeeping(1);
+  Release(*first, 1);
+  Release(*second, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_EQ(WaitGone()->kept.size(), 2u);
+  GoOn(2, 0, 1, 1);
+  ASSERT_NE(WaitStarted(0, 2), nullptr);
+  EXPECT_EQ(WaitStarted(0, 2)->pid, WaitStarted(1)->pid);
+  EXPECT_TRUE(Until([&] {
+    Pump();
+    return !Alive(WaitStarted(0)->pid);
+  }));
+  EXPECT_TRUE(Alive(WaitStarted(0, 2)->pid));
+}
+
+// A process is started in the place of one that died while it waited, or that nobody can tell its place.
+TEST_F(KeeperKeptTest, WhoCannotGoOnIsReplaced) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  auto stays = Staying(0);
+  EndKeeping(1);
+  Release(*stays, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  const int64_t first = WaitStarted(0)->pid;
+  kill(static_cast<pid_t>(first), SIGKILL);
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return !Alive(first);
+  }));
+  GoOn(2, 0, 1, 0);
+  ASSERT_NE(WaitStarted(0, 2), nullptr);
+  const int64_t second = WaitStarted(0, 2)->pid;
+  EXPECT_NE(second, first);
+  stays = Staying(0, 2);
+  EndKeeping(2);
+  Release(*stays, 2);
+  ASSERT_NE(WaitGone(2), nullptr);
+  stays.reset();
+  LoseAgent();
+  Attach();
+  ASSERT_THAT(state_.kept, ElementsAre(keeper::Kept{2, 0})) << "an agent that comes back hears of it";
+  GoOn(3, 0, 2, 0);
+  ASSERT_NE(WaitStarted(0, 3), nullptr);
+  EXPECT_NE(WaitStarted(0, 3)->pid, second);
+}
+
+// The keeper's own end, a lease that is over (P4) and a stop find those that wait, too.
+TEST_F(KeeperKeptTest, ALeaseEndsThoseThatWait_P4) {
+  Start();
+  client_.reset();
+  Attach(1500);
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  const int64_t pid = WaitStarted(0)->pid;
+  const auto stays = Staying(0);
+  EndKeeping(1);
+  Release(*stays, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_TRUE(Alive(pid));
+  LoseAgent();
+  EXPECT_TRUE(Until([&] { return !Alive(pid); }));
+  Attach();
+  EXPECT_THAT(state_.kept, IsEmpty());
+}
+
+}  // namespace
+}  // namespace gtrain::host

@@ -1,0 +1,137 @@
+#include "runtime/keeper/kept_ranks.h"
+
+#include <stdio.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "runtime/keeper/posix.h"
+#include "runtime/keeper/rank_protocol.h"
+
+namespace gtrain::keeper {
+
+namespace {
+
+// The body of kKeeperMember.
+std::string Environment(const StartRank& start) {
+  std::string text;
+  for (const auto& [name, value] : start.env) {
+    text += name + "=" + value;
+    text.push_back('\0');
+  }
+  return text;
+}
+
+// What of the order to start a process holds for one that runs already: it has its program, its terminal and
+// its limits, and the files whose names it read from its environment.
+void TakeOver(StartRank& spec, StartRank& start) {
+  spec.generation = start.generation;
+  spec.rank = start.rank;
+  spec.token = std::move(start.token);
+  spec.env = std::move(start.env);
+  spec.out_path = std::move(start.out_path);
+  spec.err_path = std::move(start.err_path);
+}
+
+}  // namespace
+
+void KeptRanks::Take(GenerationRecord& record) {
+  const uint64_t generation = record.begin.generation;
+  for (auto it = record.ranks.begin(); it != record.ranks.end();) {
+    RankProcess& rank = *it->second;
+    if (rank.exit || !rank.released || rank.termed) {
+      ++it;
+      continue;
+    }
+    const int number = next_++;
+    connections_.Rename({generation, it->first}, {kNoGeneration, number});
+    ranks_.LetGo(rank);
+    rank.relays.clear();  // they were about a generation that is over
+    rank.relay_bytes = 0;
+    kept_[number] = {std::move(it->second), generation};
+    it = record.ranks.erase(it);
+  }
+}
+
+bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
+  const Kept born{start.born, start.born_rank};
+  const auto it = std::find_if(kept_.begin(), kept_.end(), [&](const auto& item) {
+    return item.second.rank->born == born && item.second.kill_at_ms == 0;
+  });
+  if (it == kept_.end()) return false;
+  RankConnection* connection = connections_.Of(kNoGeneration, it->first);
+  if (connection == nullptr) return false;  // nobody can tell it: End comes to it
+  std::unique_ptr<RankProcess> rank = std::move(it->second.rank);
+  connections_.Rename({kNoGeneration, it->first}, {start.generation, start.rank});
+  kept_.erase(it);
+  connection->Send(kKeeperMember, Environment(start));
+  TakeOver(rank->spec, start);
+  rank->released = false;
+  outputs_.GoOn(*rank);
+  record.others_reports = record.others_reports || !rank->spec.report_path.empty();
+  ranks_.Take(*rank);
+  context_.agent.Tell(Started{rank->spec.generation, rank->spec.rank, rank->pid, rank->start_time});
+  record.ranks[rank->spec.rank] = std::move(rank);
+  return true;
+}
+
+void KeptRanks::End(uint64_t generation, int64_t grace_ms) {
+  std::vector<ProcessEntry> processes;
+  for (auto& [number, waiting] : kept_) {
+    if (waiting.generation > generation) continue;
+    const int64_t kill_at_ms = std::max<int64_t>(1, context_.now_ms + grace_ms);
+    ending_ += waiting.kill_at_ms == 0 ? 1 : 0;
+    waiting.kill_at_ms = waiting.kill_at_ms == 0 ? kill_at_ms : std::min(waiting.kill_at_ms, kill_at_ms);
+    ranks_.Term(*waiting.rank, &processes);
+  }
+}
+
+void KeptRanks::Advance() {
+  if (ending_ == 0) return;
+  for (auto& [number, waiting] : kept_) {
+    if (waiting.kill_at_ms == 0 || context_.now_ms < waiting.kill_at_ms || waiting.killed) continue;
+    waiting.killed = true;
+    kill(-waiting.rank->pid, SIGKILL);
+    kill(waiting.rank->pid, SIGKILL);
+  }
+}
+
+std::vector<Kept> KeptRanks::List() const {
+  std::vector<Kept> list;
+  for (const auto& [number, waiting] : kept_) {
+    if (waiting.kill_at_ms == 0) list.push_back(waiting.rank->born);
+  }
+  return list;
+}
+
+// Nobody counts on it: where it was to go on, a process is started. The log has what it said last.
+bool KeptRanks::OnDied(const siginfo_t& info) {
+  const auto it = std::find_if(kept_.begin(), kept_.end(),
+                               [&](const auto& item) { return item.second.rank->pid == info.si_pid; });
+  if (it == kept_.end()) return false;
+  Waiting& waiting = it->second;
+  if (waiting.kill_at_ms == 0) {
+    fprintf(stderr, "gtrain-keeper: process %d of rank %d ended between two generations, with %s %d\n",
+            info.si_pid, waiting.rank->spec.rank, info.si_code == CLD_EXITED ? "code" : "signal",
+            info.si_status);
+  } else {
+    --ending_;
+  }
+  for (LogStream* stream : {&waiting.rank->out, &waiting.rank->err}) {
+    stream->Pump(context_.now_ms, 16 << 20);
+    stream->Close(context_.now_ms);
+  }
+  if (RankConnection* connection = connections_.Of(kNoGeneration, it->first)) connection->broken = true;
+  kept_.erase(it);
+  return true;
+}
+
+std::optional<uint64_t> KeptRanks::GenerationOf(pid_t child) {
+  for (const auto& [number, waiting] : kept_) {
+    if (waiting.rank->pid == child) return kNoGeneration;
+  }
+  return std::nullopt;
+}
+
+}  // namespace gtrain::keeper

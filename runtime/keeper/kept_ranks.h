@@ -1,0 +1,63 @@
+// Processes between two generations (`elastic.mode: in-place`). A process that can go on in another
+// generation and has let go of the one that ended waits here, until it is given its place in the next one or
+// is ended because there is none for it.
+//
+// Owner thread only; nothing blocks. A turn looks at each process that waits, which are at most the ranks of
+// one generation on this machine, and only while some are being ended.
+#pragma once
+#include <signal.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/keeper/children.h"
+#include "runtime/keeper/connections.h"
+#include "runtime/keeper/context.h"
+#include "runtime/keeper/outputs.h"
+#include "runtime/keeper/ranks.h"
+
+namespace gtrain::keeper {
+
+class KeptRanks final : public ChildOwner {
+ public:
+  KeptRanks(Context& context, Connections& connections, Outputs& outputs, Ranks& ranks)
+      : context_(context), connections_(connections), outputs_(outputs), ranks_(ranks) {}
+
+  // Takes the processes that have let go of the generation out of it.
+  void Take(GenerationRecord& record);
+  // The process that `start` names goes on as that rank. False: it is not here.
+  bool GoOn(GenerationRecord& record, StartRank& start);
+  // Ends those that were in no generation later than this.
+  void End(uint64_t generation, int64_t grace_ms);
+  // Kills those whose grace is over.
+  void Advance();
+
+  std::vector<Kept> List() const;
+  bool empty() const { return kept_.empty(); }
+  bool AnyEnding() const { return ending_ > 0; }
+
+  bool OnDied(const siginfo_t& info) override;
+  std::optional<uint64_t> GenerationOf(pid_t child) override;
+
+ private:
+  struct Waiting {
+    std::unique_ptr<RankProcess> rank;
+    uint64_t generation = 0;  // that it was in last
+    int64_t kill_at_ms = 0;   // 0: it may wait
+    bool killed = false;
+  };
+
+  Context& context_;
+  Connections& connections_;
+  Outputs& outputs_;
+  Ranks& ranks_;
+  std::map<int, Waiting> kept_;  // by a number, under which Connections has it as a rank of kNoGeneration
+  int next_ = 0;
+  size_t ending_ = 0;
+};
+
+}  // namespace gtrain::keeper

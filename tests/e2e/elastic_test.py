@@ -1,0 +1,133 @@
+"""`elastic: {mode: in-place}`: who survives keeps its process, whoever else dies."""
+import os
+import random
+import signal
+import statistics
+import unittest
+
+import harness
+from ckpt_test import LIBRARY, sanitized
+from harness import SOURCE, soak, wait_until
+
+RANK = os.path.join(SOURCE, 'tests', 'e2e', 'elastic_rank.py')
+
+
+@unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+class ElasticTest(harness.GtrainTest):
+    def launch(self, name, ranks='4', mode='in-place', pause=0.01, extra='', *words):
+        job = self.job_file(name, f'name: {name}\nrun: /usr/bin/python3 {RANK} {self.out} {pause} {" ".join(words)}\nranks: {ranks}\n'
+                                  f'elastic: {{mode: {mode}}}\nrestart: {{budget: 10000}}\n'
+                                  f'resources: {{cpus: 1, oversubscribe: true}}\n{extra}')
+        self.gtrain('launch', '-d', job, GTRAIN_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(SOURCE, 'python'))
+
+    def lives(self):
+        """pid -> [(generation, rank, ranks, step before, step after, seconds)]."""
+        lives = {}
+        for name in os.listdir(self.out):
+            if name.startswith('life.'):
+                lines = self.read(name).splitlines()
+                lives[int(name[5:])] = [tuple(map(float, line.split())) for line in lines]
+        return lives
+
+    def members(self):
+        """rank -> pid of the newest generation that anybody joined."""
+        lives = self.lives()
+        newest = max((life[-1][0] for life in lives.values() if life), default=0)
+        return {int(life[-1][1]): pid for pid, life in lives.items() if life and life[-1][0] == newest}
+
+    def step(self):
+        return max((int(self.read(name) or 0) for name in os.listdir(self.out) if name.startswith('step.')), default=0)
+
+    def await_members(self, count, but=()):
+        return wait_until(f'{count} ranks, none of {sorted(but)}; have {self.members()}',
+                          lambda: (lambda found: found if len(found) == count and not set(found.values()) & set(but) else None)(self.members()))
+
+    def await_steps(self, more):
+        wanted = self.step() + more
+        wait_until(f'step {wanted}', lambda: self.step() >= wanted)
+
+    def finish(self, name):
+        open(os.path.join(self.out, 'go'), 'w').close()
+        return self.wait_for_state(name, 'SUCCEEDED')
+
+    def test_survivors_keep_their_processes(self):
+        """P1: any rank, or two at once, killed again and again. GTRAIN_SOAK=1: 1,000 times."""
+        seed = random.SystemRandom().randrange(1 << 32)
+        rng = random.Random(seed)
+        self.launch('stays')
+        kills, waits = soak(1000, 12), []
+        for kill in range(kills):
+            before = self.await_members(4)
+            self.await_steps(2)
+            step = self.step()
+            victims = rng.sample(sorted(before), 2 if kill % 5 == 4 else 1)
+            for rank in victims:
+                os.kill(before[rank], signal.SIGKILL)
+            after = self.await_members(4, but=[before[rank] for rank in victims])
+            for rank in before:
+                if rank not in victims:
+                    self.assertEqual(after[rank], before[rank], f'rank {rank} at kill {kill} of {victims}, seed {seed}')
+            lives = self.lives()
+            survivors = [lives[pid][-1] for rank, pid in after.items() if rank not in victims]
+            self.assertTrue(all(life[4] >= step for life in survivors), (step, survivors, seed))
+            self.assertTrue(all(life[4] - life[3] <= 1 for life in survivors), f'a step at most is behind: {survivors}')
+            waits += [life[5] for life in survivors]
+        print(f'\n{kills} kills, seed {seed}: survivors were in the next generation after {statistics.median(waits) * 1000:.0f} ms in the '
+              f'median, {max(waits) * 1000:.0f} ms at most', flush=True)
+        self.finish('stays')
+        self.end_local_cluster()
+
+    def test_a_job_that_restarts_keeps_nobody(self):
+        self.launch('again', mode='restart')
+        before = self.await_members(4)
+        os.kill(before[1], signal.SIGKILL)
+        self.await_members(4, but=before.values())
+        self.finish('again')
+
+    def test_who_did_not_say_that_it_stays_is_started_anew(self):
+        self.launch('leaves', '4', 'in-place', 0.01, '', '--restart')
+        before = self.await_members(4)
+        os.kill(before[1], signal.SIGKILL)
+        self.await_members(4, but=before.values())
+        self.finish('leaves')
+
+    def test_a_stop_ends_them(self):
+        self.launch('ends')
+        before = self.await_members(4)
+        os.kill(before[3], signal.SIGKILL)
+        after = self.await_members(4, but=[before[3]])
+        self.gtrain('stop', 'ends')
+        self.wait_for_state('ends', 'CANCELLED')
+        self.end_local_cluster()
+        self.assertFalse([pid for pid in after.values() if harness.alive(pid)])
+
+    def test_the_other_ranks_of_a_keeper_that_died_are_started_anew(self):
+        """P4: what the keeper kept is gone with it; the job goes on."""
+        self.launch('keeperless')
+        before = self.await_members(4)
+        os.kill(self.daemons('keeper')[0], signal.SIGKILL)
+        self.await_members(4, but=before.values())
+        self.finish('keeperless')
+
+    def test_an_agent_or_a_head_that_dies_costs_nobody_its_process(self):
+        """H1, P4: killed beside a rank, before and after the head has heard of that."""
+        self.launch('daemons')
+        for turn, verb in enumerate(['agent', 'head', 'agent', 'head']):
+            before = self.await_members(4)
+            self.await_steps(2)
+            daemon = self.daemons(verb)[0]
+            if turn < 2:
+                os.kill(daemon, signal.SIGKILL)
+                os.kill(before[2], signal.SIGKILL)
+            else:
+                os.kill(before[2], signal.SIGKILL)
+                os.kill(daemon, signal.SIGKILL)
+            after = self.await_members(4, but=[before[2]])
+            kept = [rank for rank in before if after[rank] == before[rank]]
+            print(f'\n{verb} killed {"before" if turn < 2 else "after"} a rank: ranks {kept} kept their processes', flush=True)
+            self.await_steps(2)
+        self.finish('daemons')
+
+
+if __name__ == '__main__':
+    harness.main()
