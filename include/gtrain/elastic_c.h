@@ -17,14 +17,68 @@ extern "C" {
 GTRAIN_API gtrain_status gtrain_session_join_to_stay(int64_t timeout_ms, gtrain_session** out,
                                                      gtrain_error* error);
 
-/* After gtrain_session_alive failed: waits for the next generation, and until all of its ranks have joined.
- * Then rank, local rank, world size, generation and timeline of the session are those of that generation, and
- * every call of a communicator of an earlier one returns GTRAIN_UNAVAILABLE. Not to be called while another
- * thread asks the session for them.
- * DEADLINE_EXCEEDED: there was none in time, or some rank did not join. UNAVAILABLE: there is none for this
- * process: exit with 75. FAILED_PRECONDITION: the generation is not over. */
+/* After a collective, or gtrain_session_alive, has said UNAVAILABLE: waits until the generation is over, for
+ * the next one, and until all of its ranks have joined. Then rank, local rank, world size, generation and
+ * timeline of the session are those of that generation, and every call of a communicator of an earlier one
+ * returns GTRAIN_UNAVAILABLE. Not to be called while another thread asks the session for them.
+ * DEADLINE_EXCEEDED: that took longer. UNAVAILABLE: there is none for this process: exit with 75.
+ * FAILED_PRECONDITION: the program was started by hand. */
 GTRAIN_API gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t timeout_ms,
                                                gtrain_error* error);
+
+/* ---- a training loop that survives its ranks ----
+ *
+ * gtrain owns the order of things: which samples come next, when gradients are reduced and an update may be
+ * made, who hands its state to whom after a loss, and when a checkpoint is saved (where the job says so). One
+ * thread of the program calls these; all ranks register alike.
+ *
+ *   while (gtrain_elastic_begin(run, &step, &error) == GTRAIN_OK && !step.done) {
+ *     int apply = 0;
+ *     loss = compute(step.samples, step.sample_count, gradient);    may come again for the same step
+ *     gtrain_elastic_reduce(run, loss, &apply, &error);
+ *     if (apply) {                                                  on all ranks, or on none
+ *       update(state, gradient);
+ *       gtrain_elastic_applied(run, &error);
+ *     }
+ *   }
+ *
+ * Every call but _applied may wait for the other ranks and for the next generation. UNAVAILABLE: there is no
+ * other generation for this process: exit with 75. Outside gtrain the same program is a world of one rank. */
+typedef struct gtrain_elastic gtrain_elastic;
+
+typedef struct {
+  size_t size;            /* sizeof(gtrain_elastic_step) */
+  int32_t done;           /* all samples are trained, or the user asked to stop */
+  int32_t stopped;        /* done before the last sample */
+  int64_t step;           /* that is to be computed; the first is 1 */
+  int64_t epoch;          /* from 0 */
+  int64_t batch;          /* samples of all ranks together */
+  const int64_t* samples; /* this rank's share, until the next call; may be empty */
+  int64_t sample_count;
+} gtrain_elastic_step;
+
+/* `session` joined to stay; it may be freed first. `samples` as for gtrain_samples_open, with `shares` 0: the
+ * global batch stays what it is, and ranks share it whatever their number. */
+GTRAIN_API gtrain_status gtrain_elastic_open(gtrain_session* session, const gtrain_samples_options* samples,
+                                             gtrain_elastic** out, gtrain_error* error);
+GTRAIN_API void gtrain_elastic_free(gtrain_elastic* run);
+
+/* Registers `count` elements that are equal on all ranks, before the first step. The caller's memory, which
+ * outlives the run; only the update changes it. Where no checkpoint is restored all begin with rank 0's. */
+GTRAIN_API gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const char* name, void* data,
+                                                  size_t count, gtrain_dtype dtype, gtrain_error* error);
+/* Registers a gradient, before the first step: zeros when a step begins, the sum over this rank's samples
+ * when it is reduced, the mean over the batch when it is applied. */
+GTRAIN_API gtrain_status gtrain_elastic_add_gradient(gtrain_elastic* run, float* data, size_t count,
+                                                     gtrain_error* error);
+
+GTRAIN_API gtrain_status gtrain_elastic_begin(gtrain_elastic* run, gtrain_elastic_step* out,
+                                              gtrain_error* error);
+/* `loss`: the sum over this rank's samples. *apply: 1: make the update; 0: the step is to be computed again.
+ */
+GTRAIN_API gtrain_status gtrain_elastic_reduce(gtrain_elastic* run, double loss, int* apply,
+                                               gtrain_error* error);
+GTRAIN_API gtrain_status gtrain_elastic_applied(gtrain_elastic* run, gtrain_error* error);
 
 #ifdef __cplusplus
 }

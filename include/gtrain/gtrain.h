@@ -5,6 +5,7 @@
 #pragma once
 #include <gtrain/checkpoint.h>
 #include <gtrain/communicator.h>
+#include <gtrain/elastic.h>
 #include <gtrain/reducer.h>
 #include <gtrain/samples.h>
 #include <gtrain/session.h>

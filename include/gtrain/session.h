@@ -1,5 +1,6 @@
 // A rank's membership in its job.
 #pragma once
+#include <gtrain/elastic_c.h>
 #include <gtrain/gtrain_c.h>
 #include <gtrain/status.h>
 
@@ -19,6 +20,9 @@ namespace gtrain {
 struct SessionOptions {
   std::chrono::milliseconds join_timeout =
       std::chrono::minutes(10);  // until all ranks of the generation joined
+  // The process goes on in the next generation when this one is over, in a job with `elastic: {mode:
+  // in-place}`. Elastic and Rejoin need it.
+  bool stays = false;
 };
 
 struct ProgressReport {
@@ -69,10 +73,18 @@ class Session {
       });
     }
     gtrain_session* made = nullptr;
-    Status status =
-        internal::Call(gtrain_session_join, static_cast<int64_t>(options.join_timeout.count()), &made);
+    Status status = internal::Call(options.stays ? gtrain_session_join_to_stay : gtrain_session_join,
+                                   static_cast<int64_t>(options.join_timeout.count()), &made);
     if (!status.ok()) return status;
     return Session(made);
+  }
+
+  // After a call said kUnavailable, in a session that stays: waits until the generation is over, for the next
+  // one, and until all of its ranks have joined. Then rank, size, generation and timeline are new ones, and
+  // communicators of the one before are of no more use. kUnavailable: there is none for this process: exit
+  // with 75.
+  Status Rejoin(std::chrono::milliseconds timeout = std::chrono::minutes(10)) const {
+    return internal::Call(gtrain_session_rejoin, handle(), static_cast<int64_t>(timeout.count()));
   }
 
   int rank() const { return gtrain_session_rank(handle()); }

@@ -71,10 +71,12 @@ struct gtrain_samples {
     std::string name;
     gtrain::sharding::SampleOptions options;
     gtrain::sharding::SampleCursor cursor;
-    int share = 0, shares = 1;
+    int share = 0, shares = 1;                  // where it is not `by_rank`
+    bool by_rank = true;                        // of the session's place in its newest generation
     int64_t shared_to = 0;                      // batches, of which the share was asked for
     bool saved = false;                         // with a checkpointer
     bool said_begin = false, said_end = false;  // by this process, since the last restore
+    uint64_t said_in = 0;                       // the generation in which it was said last
   };
   std::shared_ptr<Parts> parts;
 };

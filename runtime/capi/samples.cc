@@ -16,14 +16,17 @@ namespace {
 constexpr int64_t kBlockVersion = 1;
 constexpr int64_t kAheadMax = int64_t{1} << 40;
 
-absl::Status ReadOptions(const gtrain_session& session, const gtrain_samples_options& in,
-                         gtrain_samples::Parts* parts) {
+}  // namespace
+
+absl::Status ReadSampleOptions(const gtrain_session& session, const gtrain_samples_options& in,
+                               gtrain_samples::Parts* parts) {
   if (in.size < sizeof(gtrain_samples_options))
     return absl::InvalidArgumentError("`size` of gtrain_samples_options is not its sizeof");
   parts->options = {in.samples, in.epochs, in.global_batch, in.seed, in.in_order == 0, in.drop_last != 0};
   GT_RETURN_IF_ERROR(sharding::CheckSampleOptions(parts->options));
   parts->name = in.name == nullptr ? "train" : in.name;
   GT_RETURN_IF_ERROR(sharding::CheckSampleName(parts->name));
+  parts->by_rank = in.shares == 0;
   parts->shares = in.shares == 0 ? session.world_size : in.shares;
   parts->share = in.shares == 0 ? session.rank : in.share;
   if (parts->shares < 1 || parts->share < 0 || parts->share >= parts->shares) {
@@ -33,6 +36,8 @@ absl::Status ReadOptions(const gtrain_session& session, const gtrain_samples_opt
   return absl::OkStatus();
 }
 
+namespace {
+
 absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtrain_samples** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
@@ -40,7 +45,7 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   if (in == nullptr) return absl::InvalidArgumentError("`options` is NULL");
   auto parts = std::make_shared<gtrain_samples::Parts>();
   parts->session = session->session;
-  GT_RETURN_IF_ERROR(ReadOptions(*session, *in, parts.get()));
+  GT_RETURN_IF_ERROR(ReadSampleOptions(*session, *in, parts.get()));
   auto handle = std::make_unique<gtrain_samples>();
   handle->parts = std::move(parts);
   *out = handle.release();
@@ -52,10 +57,12 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
 // trained yet.
 void SayWhere(gtrain_samples::Parts& parts) {
   bool& said = sharding::AtEnd(parts.options, parts.cursor) ? parts.said_end : parts.said_begin;
+  if (std::exchange(parts.said_in, parts.session->generation()) != parts.session->generation()) said = false;
   if (std::exchange(said, true) || parts.session->rank() != 0) return;
   parts.session->ReportNote(
       kNoteSamples,
-      sharding::PrintSampleRecord({parts.name, parts.options, parts.cursor, parts.shares, parts.saved}));
+      sharding::PrintSampleRecord({parts.name, parts.options, parts.cursor,
+                                   parts.by_rank ? parts.session->world_size() : parts.shares, parts.saved}));
 }
 
 absl::Status ShareTo(gtrain_samples::Parts& parts, int64_t ahead, int64_t* indices, int64_t room,
@@ -68,7 +75,9 @@ absl::Status ShareTo(gtrain_samples::Parts& parts, int64_t ahead, int64_t* indic
   const sharding::SampleCursor at = sharding::Advance(parts.options, parts.cursor, ahead);
   const sharding::SampleRange batch = sharding::BatchAt(parts.options, at);
   parts.shared_to = std::max(parts.shared_to, at.step + 1);
-  const sharding::SampleRange share = sharding::ShareOf(batch, parts.share, parts.shares);
+  const sharding::SampleRange share =
+      parts.by_rank ? sharding::ShareOf(batch, parts.session->rank(), parts.session->world_size())
+                    : sharding::ShareOf(batch, parts.share, parts.shares);
   *count = share.size();
   if (indices == nullptr) return absl::OkStatus();
   if (room < share.size()) {

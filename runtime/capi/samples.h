@@ -5,6 +5,9 @@
 
 namespace gtrain::capi {
 
+// InvalidArgument says which number is out of its bounds.
+absl::Status ReadSampleOptions(const gtrain_session& session, const gtrain_samples_options& in,
+                               gtrain_samples::Parts* parts);
 // Brings the cursors into the registered blocks. Before each save that is not skipped.
 void SaveSamples(gtrain_checkpointer* checkpointer);
 // Takes the cursors from the registered blocks, after a restore. InvalidArgument: the checkpoint was trained

@@ -49,11 +49,11 @@ class Session {
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options = {});
   virtual ~Session() = default;
 
-  // Called when Alive() fails: waits for the next generation and until all of its ranks have joined. After
-  // OK this process is a rank of that: rank, size, generation and timeline are new, and communicators of the
-  // one before say Unavailable to every call. DeadlineExceeded: none came, or some rank did not join, within
-  // join_timeout. Unavailable: there is none for this process (it did not say `stays`, its job does not allow
-  // it, or its keeper is gone): exit 75. FailedPrecondition: the generation is not over.
+  // Called when Alive() or a collective says Unavailable: waits until the generation is over, for the next
+  // one, and until all of its ranks have joined. After OK this process is a rank of that: rank, size,
+  // generation and timeline are new, and communicators of the one before say Unavailable to every call.
+  // DeadlineExceeded: that took longer than join_timeout. Unavailable: there is none for this process (it did
+  // not say `stays`, its job does not allow it, or its keeper is gone): exit 75. FailedPrecondition: by hand.
   virtual absl::Status Rejoin(const SessionOptions& options) = 0;
 
   // Of the generation that was joined last.
@@ -62,7 +62,8 @@ class Session {
   virtual int world_size() const = 0;
   virtual uint64_t generation() const = 0;
   virtual uint64_t timeline() const = 0;
-  virtual bool managed() const = 0;  // false outside gtrain
+  virtual bool managed() const = 0;                       // false outside gtrain
+  virtual bool has_checkpoints() const { return false; }  // GTRAIN_CHECKPOINT_URI says where
   virtual const std::string& job() const = 0;
 
   // Collective: every rank calls it in the same order. The session must outlive the communicator.

@@ -217,8 +217,11 @@ absl::Status KeeperLink::Rejoin(absl::Duration timeout) {
   if (Forked()) return ForkedError();
   const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
   MutexLock lock(&mutex_);
-  if (AliveLocked().ok())
-    return absl::FailedPreconditionError("the generation is not over: a rank rejoins when Alive() fails");
+  // A collective fails before everybody has heard that the generation is over.
+  const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !AliveLocked().ok(); };
+  if (!mutex_.AwaitFor(deadline - Now(), over))
+    return absl::DeadlineExceededError(
+        absl::StrCat("the generation was not over within ", absl::FormatDuration(timeout)));
   if (!stays_ || !keeper_keeps_ranks_) return AliveLocked();
   for (;;) {
     const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return next_ || !lost_.ok(); };

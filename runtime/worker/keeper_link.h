@@ -34,8 +34,8 @@ class KeeperLink {
 
   // Says hello and waits until all ranks of the generation have.
   absl::Status Join(absl::Duration timeout);
-  // Waits for the next membership, and until all of its ranks have joined. FailedPrecondition: this one is
-  // not over. Unavailable: there is none for this process.
+  // Waits for the end of this membership, for the next one, and until all of its ranks have joined.
+  // Unavailable: there is none for this process.
   absl::Status Rejoin(absl::Duration timeout);
   std::shared_ptr<Membership> membership() const;
 

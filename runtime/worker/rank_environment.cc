@@ -64,6 +64,7 @@ absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const 
                      ranks, " -- PROGRAM`"));
   }
   RankEnvironment env;
+  env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   env.members.resize(1);
@@ -119,6 +120,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.keeper_socket = reader.Text("GTRAIN_KEEPER_SOCKET");
   env.token = reader.Text("GTRAIN_TOKEN");
   env.members_file = reader.Text("GTRAIN_MEMBERS");
+  env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
   env.in_place = Optional(get, "GTRAIN_ELASTIC") == "in-place";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");

@@ -22,6 +22,7 @@ struct RankEnvironment {
   std::string token;
   std::string members_file;
   bool in_place = false;              // GTRAIN_ELASTIC: a process that can, goes on in the next generation
+  bool has_checkpoints = false;       // GTRAIN_CHECKPOINT_URI is set
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set
   std::string comm_network;           // the same of GTRAIN_COMM_TLS
   std::vector<comm::Member> members;  // of an unmanaged process: itself

@@ -33,6 +33,7 @@ class ManagedSession final : public Session, public port::WriterHost {
   uint64_t generation() const override { return link_.membership()->environment().generation; }
   uint64_t timeline() const override { return link_.membership()->environment().timeline; }
   bool managed() const override { return true; }
+  bool has_checkpoints() const override { return link_.membership()->environment().has_checkpoints; }
   const std::string& job() const override { return job_; }
 
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
@@ -104,6 +105,7 @@ class AloneSession final : public Session {
  public:
   explicit AloneSession(RankEnvironment environment)
       : bootstrap_(std::move(environment.members)),
+        has_checkpoints_(environment.has_checkpoints),
         algorithm_(std::move(environment.comm_algorithm)),
         network_(std::move(environment.comm_network)) {}
   int rank() const override { return 0; }
@@ -112,6 +114,7 @@ class AloneSession final : public Session {
   uint64_t generation() const override { return 0; }
   uint64_t timeline() const override { return 0; }
   bool managed() const override { return false; }
+  bool has_checkpoints() const override { return has_checkpoints_; }
   const std::string& job() const override { return job_; }
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options) override {
@@ -133,6 +136,7 @@ class AloneSession final : public Session {
 
  private:
   AloneBootstrap bootstrap_;
+  const bool has_checkpoints_;
   const std::string algorithm_, network_;
   const std::string job_;
 };

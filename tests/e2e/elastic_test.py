@@ -129,5 +129,124 @@ class ElasticTest(harness.GtrainTest):
         self.finish('daemons')
 
 
+
+LINEAR = os.path.join(os.path.dirname(harness.GTRAIN), '..', 'tests', 'e2e_elastic_linear')
+
+
+@unittest.skipUnless(os.path.exists(LINEAR), 'e2e_elastic_linear is not built')
+class ElasticRunTest(harness.GtrainTest):
+    """A program of `gtrain::Main` and `Elastic::Train`, whose ranks die at any moment."""
+    SAMPLES, BATCH, EPOCHS = soak(60000, 3000), 60, 2
+
+    def launch(self, name, ranks='4', mode='in-place', pause=10, extra='', samples=SAMPLES):
+        job = self.job_file(name, f'name: {name}\nrun: {LINEAR} {self.out} {samples} {self.BATCH} {pause} 1000\nranks: {ranks}\n'
+                                  f'elastic: {{mode: {mode}}}\nrestart: {{budget: 10000}}\n'
+                                  f'resources: {{cpus: 1, oversubscribe: true}}\n{extra}')
+        self.gtrain('launch', '-d', job)
+
+    def trained(self):
+        """pid -> [(generation, step, samples)]."""
+        trained = {}
+        for name in os.listdir(self.out):
+            if name.startswith('trained.'):
+                lines = [line.split() for line in self.read(name).splitlines()]
+                trained[int(name[8:])] = [(int(line[0]), int(line[1]), list(map(int, line[3:]))) for line in lines]
+        return trained
+
+    def step(self):
+        return max((lines[-1][1] for lines in self.trained().values() if lines), default=0)
+
+    def living(self):
+        return [pid for pid, lines in self.trained().items() if harness.alive(pid)]
+
+    def weights(self):
+        return [tuple(map(float, self.read(name).split())) for name in os.listdir(self.out) if name.startswith('weights.')]
+
+    def check_ledger(self, killed):
+        """Each sample of an epoch once; no process made a step twice, and who was there made every step up to its end."""
+        by_step = {}
+        for pid, lines in self.trained().items():
+            steps = [step for _, step, _ in lines]
+            self.assertEqual(steps, list(range(steps[0], steps[0] + len(steps))) if steps else [], f'process {pid}')
+            for _, step, samples in lines:
+                by_step.setdefault(step, []).extend(samples)
+        steps = self.SAMPLES * self.EPOCHS // self.BATCH
+        self.assertEqual(sorted(by_step), list(range(1, steps + 1)))
+        a_epoch = steps // self.EPOCHS
+        # A rank that died between the halves of a step, or while it wrote, may lack its line; nobody else does.
+        missing = 0
+        for epoch in range(self.EPOCHS):
+            counts = {}
+            for step in range(epoch * a_epoch + 1, (epoch + 1) * a_epoch + 1):
+                for sample in by_step[step]:
+                    counts[sample] = counts.get(sample, 0) + 1
+            self.assertEqual(max(counts.values()), 1, f'a sample of epoch {epoch} was trained twice')
+            missing += self.SAMPLES - len(counts)
+        self.assertLessEqual(missing, killed * self.BATCH / 4 + killed)
+
+    def run_with_kills(self, name, kills, **options):
+        seed = random.SystemRandom().randrange(1 << 32)
+        rng = random.Random(seed)
+        self.launch(name, **options)
+        killed = 0
+        while killed < kills:
+            at = self.step()
+            wait_until(f'steps after {at}, seed {seed}', lambda: self.step() >= at + 2 or self.weights())
+            if self.weights():
+                break
+            victim = rng.choice(sorted(self.living()))
+            os.kill(victim, signal.SIGKILL)
+            killed += 1
+        self.wait_for_state(name, 'SUCCEEDED')
+        return killed
+
+    def test_no_step_and_no_sample_is_lost(self):
+        """P1: ranks die between any two instructions of a step."""
+        killed = self.run_with_kills('linear', soak(200, 10), **({'pause': 20} if harness.SOAK else {}))
+        self.check_ledger(killed)
+        weights = self.weights()
+        self.assertEqual(len(weights), 4)
+        self.assertEqual(len(set(weights)), 1, 'bit for bit the same on all ranks')
+        self.assertAlmostEqual(weights[0][0], 3, 4)
+        self.assertAlmostEqual(weights[0][1], -2, 4)
+        status = self.job('linear')
+        self.assertGreaterEqual(killed, 5)
+        print(f'\n{killed} kills; {status.get("restarts")} charged', flush=True)
+
+    def test_everybody_dies_and_the_checkpoint_goes_on(self):
+        """In place as far as memory goes, then the newest checkpoint: with the keeper all processes of the machine are gone."""
+        self.launch('saved', extra=f'checkpoint: {{uri: {self.dir}/ckpt, every: 10 steps}}\n')
+        wait_until('step 30', lambda: self.step() >= 30)
+        os.kill(self.living()[0], signal.SIGKILL)
+        at = self.step()
+        wait_until('to step on', lambda: self.step() >= at + 20)
+        before = self.trained()
+        os.kill(self.daemons('keeper')[0], signal.SIGKILL)
+        self.wait_for_state('saved', 'SUCCEEDED')
+        after = {pid: lines for pid, lines in self.trained().items() if pid not in before}
+        self.assertEqual(len(after), 4)
+        self.assertGreater(min(lines[0][1] for lines in after.values()), 10, 'not from the beginning')
+        weights = self.weights()
+        self.assertEqual(len(set(weights)), 1)
+        self.assertAlmostEqual(weights[0][0], 3, 4)
+
+    def test_a_stop_is_the_same_step_for_all(self):
+        self.launch('stopped', samples=600000)
+        wait_until('step 10', lambda: self.step() >= 10)
+        self.gtrain('stop', 'stopped')
+        self.wait_for_state('stopped', 'CANCELLED')
+        ends = {lines[-1][1] for lines in self.trained().values()}
+        self.assertEqual(len(ends), 1, ends)
+
+    def test_the_same_program_in_a_job_that_restarts(self):
+        self.launch('restarts', mode='restart', extra=f'checkpoint: {{uri: {self.dir}/ckpt, every: 10 steps}}\n')
+        wait_until('step 25', lambda: self.step() >= 25)
+        os.kill(self.living()[0], signal.SIGKILL)
+        self.wait_for_state('restarts', 'SUCCEEDED')
+        weights = self.weights()
+        self.assertEqual((len(weights), len(set(weights))), (4, 1))
+        self.assertAlmostEqual(weights[0][0], 3, 4)
+
+
 if __name__ == '__main__':
     harness.main()

@@ -1,0 +1,329 @@
+#include "elastic/exec/elastic_run.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/hash.h"
+#include "sharding/ledger/audit.h"
+
+namespace gtrain::elastic {
+namespace {
+
+// A state is handed over in pieces of this many bytes, so that who has it needs no second copy of it.
+constexpr size_t kPieceBytes = 4 << 20;
+constexpr int64_t kBlockVersion = 1;
+constexpr size_t kBlockNumbers = 10;
+constexpr absl::Duration kLastSave = absl::Minutes(30);
+
+}  // namespace
+
+ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
+    : session_(std::move(session)), options_(std::move(options)), block_(kBlockNumbers) {}
+
+ElasticRun::~ElasticRun() = default;
+
+absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t count, DType dtype) {
+  if (applied_ >= 0 || Armed())
+    return absl::FailedPreconditionError("state is registered before the first step");
+  if (name.empty()) return absl::InvalidArgumentError("a state needs a name");
+  for (const State& state : states_) {
+    if (state.name == name)
+      return absl::InvalidArgumentError(absl::StrCat("there is a state named ", name, " already"));
+  }
+  states_.push_back({name, static_cast<char*>(data), count * DTypeSize(dtype), count, dtype});
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::AddGradient(float* data, size_t count) {
+  if (applied_ >= 0 || Armed())
+    return absl::FailedPreconditionError("gradients are registered before the first step");
+  gradients_.push_back({data, count});
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------- a generation
+
+// Unavailable is said of a generation; by hand there is no other one.
+bool ElasticRun::Lost(const absl::Status& status) const {
+  return absl::IsUnavailable(status) && session_->managed();
+}
+
+// Brings this process into a generation in which all have said what they have.
+absl::Status ElasticRun::Form() {
+  for (bool first = !Armed() && reforms_ == 0 && applied_ < 0;; first = false) {
+    checkpointer_.reset();
+    comm_.reset();
+    settled_ = saved_last_ = false;
+    if (!first) {
+      ++reforms_;
+      GT_RETURN_IF_ERROR(session_->Rejoin({.join_timeout = options_.rejoin_timeout, .stays = true}));
+    }
+    const absl::Status met = Meet();
+    if (met.ok() || !Lost(met)) return met;
+  }
+}
+
+absl::Status ElasticRun::Meet() {
+  GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
+  // Whether to stop was agreed upon in a step that not all may have ended.
+  const std::array<int64_t, 3> mine = {applied_, held_, stop_ ? 1 : 0};
+  std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
+  GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
+  std::vector<MemberState> members;
+  for (size_t i = 0; i < all.size(); i += mine.size()) {
+    members.push_back({all[i], all[i + 1]});
+    stop_ = stop_ || all[i + 2] != 0;
+  }
+  agreement_ = Agree(members);
+  return absl::OkStatus();
+}
+
+// Gives everybody the newest step. Before the first byte of a copy lands here, this rank has no state.
+absl::Status ElasticRun::Settle() {
+  if (agreement_.step < 0) {
+    GT_RETURN_IF_ERROR(StartFresh());
+  } else {
+    if (agreement_.AnyNeeds()) GT_RETURN_IF_ERROR(HandOver(agreement_.source));
+    if (options_.checkpoints) GT_RETURN_IF_ERROR(OpenCheckpoints());
+  }
+  settled_ = true;
+  SayWhere();
+  return absl::OkStatus();
+}
+
+// Nobody has a state: that of the newest checkpoint, or else as rank 0's program made it.
+absl::Status ElasticRun::StartFresh() {
+  cursor_ = {};
+  if (options_.checkpoints) {
+    GT_RETURN_IF_ERROR(OpenCheckpoints());
+    std::ranges::fill(block_, 0);
+    GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored, checkpointer_->Restore());
+    if (restored) {
+      GT_RETURN_IF_ERROR(ReadBlock());
+      applied_ = cursor_.step;
+      return absl::OkStatus();
+    }
+  }
+  if (session_->rank() == 0) applied_ = 0;
+  GT_RETURN_IF_ERROR(HandOver(0));
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::HandOver(int source) {
+  const bool takes = session_->rank() != source && (agreement_.step < 0 || applied_ != agreement_.step);
+  if (takes) applied_ = -1;
+  FillBlock();
+  GT_RETURN_IF_ERROR(comm_->Broadcast(block_.data(), block_.size(), DType::kInt64, source));
+  for (const State& state : states_) {
+    if (takes || session_->rank() == source) {
+      for (size_t at = 0; at < state.bytes; at += kPieceBytes)
+        GT_RETURN_IF_ERROR(CopyBytes(state.data + at, std::min(kPieceBytes, state.bytes - at), source));
+    } else {
+      std::vector<char> passes_by(std::min(kPieceBytes, state.bytes));
+      for (size_t at = 0; at < state.bytes; at += kPieceBytes)
+        GT_RETURN_IF_ERROR(CopyBytes(passes_by.data(), std::min(kPieceBytes, state.bytes - at), source));
+    }
+  }
+  GT_RETURN_IF_ERROR(CheckCopies());
+  if (!takes) return absl::OkStatus();
+  GT_RETURN_IF_ERROR(ReadBlock());
+  applied_ = cursor_.step;
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::CopyBytes(char* data, size_t bytes, int source) {
+  return comm_->Broadcast(data, bytes, DType::kUint8, source);
+}
+
+// Every rank hashes what it has: a difference is not a copy that went wrong alone, but also state that was
+// not equal on all ranks.
+absl::Status ElasticRun::CheckCopies() {
+  ckpt::Xxh3 hash;
+  for (const State& state : states_) hash.Add({state.data, state.bytes});
+  const ckpt::HashBytes mine = hash.Bytes();
+  std::vector<uint8_t> all(mine.size() * static_cast<size_t>(comm_->size()));
+  GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kUint8));
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    if (std::memcmp(all.data() + static_cast<size_t>(rank) * mine.size(), all.data(), mine.size()) == 0)
+      continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the state of rank ", rank, " is not that of rank 0 after step ", cursor_.step,
+                     ": something but the update of a step has changed it, or the update is not the same on "
+                     "all ranks"));
+  }
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------- steps
+
+absl::StatusOr<StepPlace> ElasticRun::Begin() {
+  if (phase_ == Phase::kApplying)
+    return absl::FailedPreconditionError("the update of this step was not said to be applied");
+  phase_ = Phase::kIdle;
+  held_ = -1;
+  for (;;) {
+    if (!Armed()) GT_RETURN_IF_ERROR(Form());
+    StepPlace place;
+    absl::Status settled = settled_ ? absl::OkStatus() : Settle();
+    if (settled.ok()) {
+      const sharding::SampleCursor at = sharding::NextBatch(options_.samples, cursor_);
+      const sharding::SampleRange batch = sharding::BatchAt(options_.samples, at);
+      if (batch.size() > 0 && !stop_) {
+        place.step = applied_ + 1;
+        place.epoch = at.epoch;
+        place.batch = batch.size();
+        place.samples = sharding::SamplesOf(
+            options_.samples, sharding::ShareOf(batch, session_->rank(), session_->world_size()));
+        for (const Gradient& gradient : gradients_) std::fill_n(gradient.data, gradient.count, 0.0F);
+        phase_ = Phase::kComputing;
+        return place;
+      }
+      const absl::StatusOr<bool> last = SaveLast();
+      place.done = true;
+      place.stopped = batch.size() > 0;
+      if (last.ok()) return place;
+      settled = last.status();
+    }
+    if (!Lost(settled)) return settled;
+    comm_.reset();
+  }
+}
+
+// No rank leaves before all have what they came for.
+absl::StatusOr<bool> ElasticRun::SaveLast() {
+  if (!std::exchange(said_end_, true)) SayWhere();
+  if (checkpointer_ != nullptr && !saved_last_) {
+    FillBlock();
+    GT_ASSIGN_OR_RETURN(const bool began, checkpointer_->Save(applied_));
+    GT_RETURN_IF_ERROR(checkpointer_->Wait(kLastSave));
+    if (!began) {
+      GT_RETURN_IF_ERROR(checkpointer_->Save(applied_).status());
+      GT_RETURN_IF_ERROR(checkpointer_->Wait(kLastSave));
+    }
+    saved_last_ = true;
+  }
+  GT_RETURN_IF_ERROR(comm_->Barrier());
+  return true;
+}
+
+int64_t ElasticRun::BatchSize() const {
+  return sharding::BatchAt(options_.samples, sharding::NextBatch(options_.samples, cursor_)).size();
+}
+
+absl::Status ElasticRun::ReduceGradients() {
+  const double batch = static_cast<double>(BatchSize());
+  for (const Gradient& gradient : gradients_)
+    GT_RETURN_IF_ERROR(comm_->AllReduce(gradient.data, gradient.count, DType::kFloat32, ReduceOp::kSum));
+  const float scale = static_cast<float>(1 / batch);
+  for (const Gradient& gradient : gradients_) {
+    for (size_t i = 0; i < gradient.count; ++i) gradient.data[i] *= scale;
+  }
+  held_ = applied_ + 1;
+  // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
+  std::array<double, 2> sums = {loss_, session_->StopRequested() ? 1.0 : 0.0};
+  GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
+  loss_ = sums[0] / batch;
+  has_loss_ = true;
+  stop_ = stop_ || sums[1] > 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> ElasticRun::Reduce(double loss) {
+  if (phase_ != Phase::kComputing)
+    return absl::FailedPreconditionError(
+        "there is no step whose gradients could be reduced: Begin comes first");
+  loss_ = loss;
+  has_loss_ = false;
+  const absl::Status reduced = ReduceGradients();
+  if (reduced.ok()) {
+    phase_ = Phase::kApplying;
+    return true;
+  }
+  phase_ = Phase::kIdle;
+  if (!Lost(reduced)) return reduced;
+  return AfterLoss();
+}
+
+// The generation ended between the halves of a step. Whether anybody has applied it, the next one knows.
+absl::StatusOr<bool> ElasticRun::AfterLoss() {
+  GT_RETURN_IF_ERROR(Form());
+  if (agreement_.parts[static_cast<size_t>(session_->rank())] == Part::kRollsForward) {
+    phase_ = Phase::kApplying;
+    return true;
+  }
+  ++repeated_;
+  return false;
+}
+
+absl::Status ElasticRun::Applied() {
+  if (phase_ != Phase::kApplying)
+    return absl::FailedPreconditionError("there is no update to be made: Reduce returns true first");
+  phase_ = Phase::kIdle;
+  const int64_t samples =
+      sharding::ShareOf(sharding::BatchAt(options_.samples, sharding::NextBatch(options_.samples, cursor_)),
+                        session_->rank(), session_->world_size())
+          .size();
+  cursor_ = sharding::Advance(options_.samples, cursor_);
+  ++applied_;
+  ProgressReport report{.step = applied_, .samples = samples};
+  if (std::exchange(has_loss_, false)) report.loss = loss_;
+  session_->Report(report);
+  if (checkpointer_ == nullptr || !settled_) return absl::OkStatus();
+  FillBlock();
+  const absl::Status saved = checkpointer_->SaveIfDue(applied_, comm_.get()).status();
+  stop_ = stop_ || checkpointer_->stop_agreed();
+  if (saved.ok() || !Lost(saved)) return saved;
+  comm_.reset();  // the next Begin goes on in another generation
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------- checkpoints and records
+
+absl::Status ElasticRun::OpenCheckpoints() {
+  GT_ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Open(session_.get()));
+  for (const State& state : states_) {
+    GT_RETURN_IF_ERROR(checkpointer_->AddReplicated(state.name, {state.data, state.bytes},
+                                                    {static_cast<int64_t>(state.count)}, state.dtype));
+  }
+  return checkpointer_->AddReplicated(absl::StrCat("gtrain/samples/", options_.name),
+                                      {block_.data(), block_.size() * sizeof(int64_t)},
+                                      {static_cast<int64_t>(block_.size())}, DType::kInt64);
+}
+
+// The block is that of Samples::AddTo, so that either reads what the other saved.
+void ElasticRun::FillBlock() {
+  const sharding::SampleOptions& data = options_.samples;
+  block_ = {kBlockVersion,        cursor_.step,          cursor_.epoch,     cursor_.offset,
+            data.samples,         data.epochs,           data.global_batch, static_cast<int64_t>(data.seed),
+            data.shuffle ? 1 : 0, data.drop_last ? 1 : 0};
+}
+
+absl::Status ElasticRun::ReadBlock() {
+  if (block_[0] != kBlockVersion) {
+    return absl::FailedPreconditionError(absl::StrCat("where training is in its samples is of version ",
+                                                      block_[0], ", which another version of gtrain wrote"));
+  }
+  const sharding::SampleOptions before{
+      block_[4], block_[5], block_[6], static_cast<uint64_t>(block_[7]), block_[8] != 0, block_[9] != 0};
+  GT_RETURN_IF_ERROR(sharding::CheckSameData(before, options_.samples));
+  const sharding::SampleCursor cursor{block_[1], block_[2], block_[3]};
+  GT_RETURN_IF_ERROR(sharding::CheckCursor(options_.samples, cursor));
+  cursor_ = cursor;
+  return absl::OkStatus();
+}
+
+// One rank says for all where they are, when a generation begins to train and at the end (gtrain data audit).
+void ElasticRun::SayWhere() {
+  if (session_->rank() != 0) return;
+  session_->ReportNote(kNoteSamples,
+                       sharding::PrintSampleRecord({options_.name, options_.samples, cursor_,
+                                                    session_->world_size(), checkpointer_ != nullptr}));
+}
+
+}  // namespace gtrain::elastic

@@ -1,0 +1,127 @@
+// A training run that outlives its generations. It owns the order of things: which step comes next and which
+// samples it has, when gradients are reduced, when an update may be made, who hands its state to whom after a
+// generation has ended, and when a checkpoint is saved. elastic/plan/agree.h has the reasoning.
+//
+//   Begin -> compute (may be repeated) -> Reduce: true -> the update -> Applied -> Begin ...
+//                                         false -> Begin again
+//
+// One thread. Everything but Applied may block: for the other ranks of a generation, and for the next
+// generation when one is lost. A step costs an all-reduce a gradient and one of 24 bytes. A new generation of
+// n ranks costs a communicator, an all-gather of 16 bytes a rank and, where a rank is new, a broadcast of the
+// state and one reading of it for its hash.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "comm/port/communicator.h"
+#include "elastic/plan/agree.h"
+#include "gtrain/types.h"
+#include "runtime/port/session.h"
+#include "sharding/ledger/ledger.h"
+
+namespace gtrain::elastic {
+
+struct ElasticOptions {
+  std::string name = "train";  // of the data, in the job's records
+  sharding::SampleOptions samples;
+  bool checkpoints = false;  // the job says where: save when it is due, and resume
+  absl::Duration rejoin_timeout = absl::Minutes(10);
+};
+
+struct StepPlace {
+  bool done = false;             // all samples are trained, or the user asked to stop
+  bool stopped = false;          // done before the last sample
+  int64_t step = 0;              // that is to be computed: the first is 1
+  int64_t epoch = 0;             // from 0
+  int64_t batch = 0;             // samples of all ranks together
+  std::vector<int64_t> samples;  // this rank's share; empty where there are more ranks than samples
+};
+
+class ElasticRun {
+ public:
+  // The session joined to stay, or is of a program that was started by hand.
+  ElasticRun(std::shared_ptr<Session> session, ElasticOptions options);
+  ~ElasticRun();
+
+  // State that is equal on all ranks, and gradients. Both are registered before the first Begin, by all ranks
+  // alike; the memory stays the caller's and must outlive this. Only the update changes state.
+  absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype);
+  absl::Status AddGradient(float* data, size_t count);
+
+  // Sets the gradients to zero where there is something to compute. Unavailable: there is no other generation
+  // for this process: exit 75. Other errors are those of the
+  // checkpoints, or say what differs between ranks.
+  absl::StatusOr<StepPlace> Begin();
+  // Sums gradients and loss over all ranks and divides both by the samples of the batch. True: every rank has
+  // the same gradients now, and all make the update; the gradients are the means. False: the generation ended
+  // before that, and the step is computed again from Begin. Errors as of Begin.
+  absl::StatusOr<bool> Reduce(double loss);
+  // The update of the step is made.
+  absl::Status Applied();
+
+  int64_t applied() const { return applied_; }
+  // Of the generations that this process saw after its first, and steps that it computed again.
+  int64_t reforms() const { return reforms_; }
+  int64_t repeated() const { return repeated_; }
+
+ private:
+  struct State {
+    std::string name;
+    char* data = nullptr;
+    size_t bytes = 0;
+    size_t count = 0;
+    DType dtype = DType::kFloat32;
+  };
+  struct Gradient {
+    float* data = nullptr;
+    size_t count = 0;
+  };
+  enum class Phase { kIdle, kComputing, kApplying };
+
+  bool Armed() const { return comm_ != nullptr; }
+  absl::Status Form();
+  absl::Status Meet();
+  absl::Status Settle();
+  absl::Status StartFresh();
+  absl::Status HandOver(int source);
+  absl::Status CopyBytes(char* data, size_t bytes, int source);
+  absl::Status CheckCopies();
+  absl::Status OpenCheckpoints();
+  int64_t BatchSize() const;
+  absl::Status ReduceGradients();
+  absl::StatusOr<bool> AfterLoss();
+  absl::StatusOr<bool> SaveLast();
+  void SayWhere();
+  void FillBlock();
+  absl::Status ReadBlock();
+  bool Lost(const absl::Status& status) const;
+
+  const std::shared_ptr<Session> session_;
+  const ElasticOptions options_;
+  std::vector<State> states_;
+  std::vector<Gradient> gradients_;
+
+  std::unique_ptr<Communicator> comm_;  // of the generation; null: it is over, or there was none yet
+  std::unique_ptr<Checkpointer> checkpointer_;
+  Agreement agreement_;
+  bool settled_ = false;  // all ranks of the generation have the state
+  Phase phase_ = Phase::kIdle;
+
+  int64_t applied_ = -1;
+  int64_t held_ = -1;
+  sharding::SampleCursor cursor_;  // behind `applied_`
+  std::vector<int64_t> block_;     // step and cursor as they are handed over and saved
+  double loss_ = 0;                // mean of the step that is held
+  bool has_loss_ = false;
+  bool stop_ = false, saved_last_ = false, said_end_ = false;
+  int64_t reforms_ = 0, repeated_ = 0;
+};
+
+}  // namespace gtrain::elastic

@@ -1,0 +1,72 @@
+#include "elastic/plan/agree.h"
+
+#include <algorithm>
+
+#include "base/rng.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::elastic {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Agree, NobodyHasAState) {
+  const Agreement fresh = Agree({{-1, -1}, {-1, -1}});
+  EXPECT_EQ(fresh.step, -1);
+  EXPECT_EQ(fresh.source, -1);
+  EXPECT_TRUE(fresh.AnyNeeds());
+}
+
+TEST(Agree, WhoHoldsTheNewestStepRollsForward) {
+  const Agreement agreement = Agree({{6, 7}, {7, 7}, {-1, -1}, {6, 7}});
+  EXPECT_EQ(agreement.step, 7);
+  EXPECT_EQ(agreement.source, 1);
+  EXPECT_THAT(agreement.parts,
+              ElementsAre(Part::kRollsForward, Part::kHas, Part::kNeeds, Part::kRollsForward));
+}
+
+TEST(Agree, GradientsThatNobodyAppliedAreWorthNothing) {
+  const Agreement agreement = Agree({{6, 7}, {6, -1}});
+  EXPECT_EQ(agreement.step, 6);
+  EXPECT_THAT(agreement.parts, ElementsAre(Part::kHas, Part::kHas));
+  EXPECT_FALSE(agreement.AnyNeeds());
+}
+
+// A copy that was torn, a member of an old generation that returns, and gradients without a state to apply
+// them to.
+TEST(Agree, WhoIsBehindNeedsTheState) {
+  const Agreement agreement = Agree({{9, -1}, {7, 8}, {-1, 9}, {8, -1}, {8, 8}});
+  EXPECT_THAT(agreement.parts,
+              ElementsAre(Part::kHas, Part::kNeeds, Part::kNeeds, Part::kNeeds, Part::kNeeds));
+}
+
+// Generations of any length in which anybody may be lost at any point: a rank that was there never needs the
+// state of another one.
+TEST(Agree, SurvivorsOfAGenerationNeverNeedAState) {
+  Rng rng(1);
+  for (int life = 0; life < 2000; ++life) {
+    std::vector<MemberState> ranks(1 + rng.Below(6), {0, -1});
+    for (int generation = 0; generation < 8; ++generation) {
+      const Agreement agreement = Agree(ranks);
+      ASSERT_FALSE(agreement.AnyNeeds());
+      ASSERT_GE(agreement.source, 0);
+      for (MemberState& rank : ranks) rank = {agreement.step, -1};
+      const int64_t steps = rng.Below(3);
+      for (MemberState& rank : ranks) rank.applied += steps;
+      // The step in which the generation ends: each rank gets as far as the others let it.
+      const int64_t last = ranks[0].applied + 1;
+      if (rng.Below(4) != 0) {
+        for (MemberState& rank : ranks) rank.held = rng.Below(2) == 0 ? last : -1;
+        const bool all_hold =
+            std::ranges::all_of(ranks, [&](const MemberState& rank) { return rank.held == last; });
+        for (MemberState& rank : ranks) rank.applied += all_hold && rng.Below(2) == 0 ? 1 : 0;
+      }
+      while (ranks.size() > 1 && rng.Below(2) == 0)
+        ranks.erase(ranks.begin() + static_cast<ptrdiff_t>(rng.Below(ranks.size())));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gtrain::elastic

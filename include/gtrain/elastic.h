@@ -1,0 +1,189 @@
+// Training that does not stop: a step function that any rank may be lost in.
+#pragma once
+#include <gtrain/communicator.h>
+#include <gtrain/elastic_c.h>
+#include <gtrain/samples.h>
+#include <gtrain/session.h>
+#include <gtrain/status.h>
+#include <gtrain/types.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace gtrain {
+
+class Elastic;
+
+// Gradients of float32: zeros when a step begins, the sum over this rank's samples when it calls Apply, the
+// mean over the samples of the whole batch in the update.
+class ElasticGradients {
+ public:
+  std::span<float> operator[](size_t i) { return parts_.at(i); }
+  size_t size() const { return parts_.size(); }
+
+ private:
+  friend class Elastic;
+  std::vector<std::vector<float>> parts_;
+};
+
+// One step on this rank. Its function may run again for the same step, also on fewer or more samples, so it
+// changes no state; the update given to Apply does.
+class Step {
+ public:
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  int64_t number() const { return place_.step; }  // the first is 1
+  int64_t epoch() const { return place_.epoch; }  // from 0
+  int64_t batch() const { return place_.batch; }  // samples of all ranks together
+  std::span<const int64_t> samples() const {      // this rank's share
+    return {place_.samples, static_cast<size_t>(place_.sample_count)};
+  }
+
+  // Waits until every rank has the sum of all ranks' gradients, and calls `update` on all of them: it changes
+  // the state by `gradients` alone, is the same on all ranks, calls no collective and does not throw. `loss`
+  // is the sum over this rank's samples. kAborted: a rank was lost before that; nothing is updated, and Train
+  // runs the step again. Once a step.
+  template <typename Update>
+  Status Apply(ElasticGradients&, double loss, Update update) {
+    static_assert(std::is_nothrow_invocable_v<Update>,
+                  "the update is noexcept: it is made on all ranks or on none");
+    if (std::exchange(used_, true)) return Status(StatusCode::kAborted, "this step was applied, or is over");
+    int apply = 0;
+    Status status = internal::Call(gtrain_elastic_reduce, run_, loss, &apply);
+    if (!status.ok()) return status;
+    if (apply == 0)
+      return Status(StatusCode::kAborted,
+                    "a rank was lost before all had the gradients: the step is computed again");
+    update();
+    return internal::Call(gtrain_elastic_applied, run_);
+  }
+
+ private:
+  friend class Elastic;
+  Step(gtrain_elastic* run, const gtrain_elastic_step& place) : run_(run), place_(place) {}
+  gtrain_elastic* const run_;
+  const gtrain_elastic_step place_;
+  bool used_ = false;
+};
+
+// A run of a program that is written once and is right by hand, in a job that restarts and in a job with
+// `elastic: {mode: in-place}`, where processes live through the loss of others. One thread. Membership,
+// checkpoints (where the job says so), stops and notices are its own business.
+//
+//   gtrain::Status Train(gtrain::Elastic& run) {
+//     auto w = run.Replicated<float>("w", kDim, [](auto w) { std::ranges::fill(w, 0.f); });
+//     auto& gradients = run.Reduce({kDim});
+//     const auto data = run.Samples({.samples = 60'000, .epochs = 3, .global_batch = 48});
+//     return run.Train(data, [&](gtrain::Step& step) {
+//       double loss = 0;
+//       for (int64_t i : step.samples()) loss += Accumulate(i, w, gradients[0]);
+//       return step.Apply(gradients, loss, [&]() noexcept { Update(w, gradients[0]); });
+//     });
+//   }
+//   int main(int argc, char** argv) { return gtrain::Main(argc, argv, Train); }
+class Elastic {
+ public:
+  explicit Elastic(Session session) : session_(std::move(session)) {}
+
+  // State that is equal on all ranks: `count` elements, which `init` sets. A rank that comes later has that
+  // of the others, or of the checkpoint, when Train runs its first step. Valid as long as this.
+  template <typename T, typename Init>
+  std::span<T> Replicated(std::string name, size_t count, Init init) {
+    auto memory = std::make_shared<std::vector<T>>(count);
+    const std::span<T> view(*memory);
+    init(view);
+    states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory});
+    return view;
+  }
+  // Gradients of these sizes. Valid as long as this; once a run.
+  ElasticGradients& Reduce(const std::vector<size_t>& sizes) {
+    for (const size_t size : sizes) gradients_.parts_.emplace_back(size);
+    return gradients_;
+  }
+  // The data of this run: each sample of an epoch is trained once, whatever the number of ranks.
+  SamplesOptions Samples(SamplesOptions options) const { return options; }
+
+  // Runs `step` until all samples are trained or the user asks to stop. kUnavailable: there is no other
+  // generation for this process: exit with 75, as Main does. An error of `step` ends it, but for the kAborted
+  // of its Apply.
+  template <typename StepFunction>
+  Status Train(const SamplesOptions& data, StepFunction step) {
+    Status status = Open(data);
+    while (status.ok()) {
+      gtrain_elastic_step place{};
+      place.size = sizeof(place);
+      status = internal::Call(gtrain_elastic_begin, run_.get(), &place);
+      if (!status.ok()) break;
+      if (place.done != 0) return Status();
+      Step now(run_.get(), place);
+      status = step(now);
+      if (status.code() == StatusCode::kAborted) status = Status();
+    }
+    return status;
+  }
+
+  const Session& session() const { return session_; }
+
+ private:
+  struct State {
+    std::string name;
+    void* data;
+    size_t count;
+    gtrain_dtype dtype;
+    std::shared_ptr<void> memory;
+  };
+  Status Open(const SamplesOptions& options) {
+    const gtrain_samples_options c{.size = sizeof(c),
+                                   .name = options.name.c_str(),
+                                   .samples = options.samples,
+                                   .epochs = options.epochs,
+                                   .global_batch = options.global_batch,
+                                   .seed = options.seed,
+                                   .in_order = options.shuffle ? 0 : 1,
+                                   .drop_last = options.drop_last ? 1 : 0,
+                                   .share = options.share,
+                                   .shares = options.shares};
+    gtrain_elastic* made = nullptr;
+    Status status = internal::Call(gtrain_elastic_open, session_.handle(), &c, &made);
+    run_.reset(made);
+    for (const State& state : states_) {
+      if (status.ok())
+        status = internal::Call(gtrain_elastic_add_state, made, state.name.c_str(), state.data, state.count,
+                                state.dtype);
+    }
+    for (std::vector<float>& part : gradients_.parts_) {
+      if (status.ok()) status = internal::Call(gtrain_elastic_add_gradient, made, part.data(), part.size());
+    }
+    return status;
+  }
+
+  Session session_;
+  std::vector<State> states_;
+  ElasticGradients gradients_;
+  std::unique_ptr<gtrain_elastic, internal::Freer<gtrain_elastic, gtrain_elastic_free>> run_;
+};
+
+// Joins, runs, and returns the exit code that gtrain understands: 0; 75 to be run again; 1 with the error on
+// stderr.
+template <typename Program>
+int Main(int /*argc*/, char** /*argv*/, Program program) {
+  Result<Session> session = Session::Join({.stays = true});
+  Status status = session.status();
+  if (session.ok()) {
+    Elastic run(*std::move(session));
+    status = program(run);
+  }
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "gtrain: %s\n", status.ToString().c_str());
+  return status.exit_code();
+}
+
+}  // namespace gtrain

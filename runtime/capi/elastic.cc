@@ -1,0 +1,109 @@
+// The elastic run of elastic_c.h.
+#include <memory>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "elastic/exec/elastic_run.h"
+#include "gtrain/elastic_c.h"
+#include "runtime/capi/handles.h"
+#include "runtime/capi/samples.h"
+
+struct gtrain_elastic {
+  pid_t owner = getpid();
+  std::unique_ptr<gtrain::elastic::ElasticRun> run;
+  gtrain::elastic::StepPlace step;  // whose samples the caller may read
+};
+
+namespace gtrain::capi {
+namespace {
+
+absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtrain_elastic** out) {
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  *out = nullptr;
+  GT_RETURN_IF_ERROR(CheckHandle(session));
+  if (in == nullptr) return absl::InvalidArgumentError("`samples` is NULL");
+  if (in->shares != 0)
+    return absl::InvalidArgumentError("`shares` is not 0: an elastic run shares each batch among its ranks");
+  gtrain_samples::Parts parts;
+  GT_RETURN_IF_ERROR(ReadSampleOptions(*session, *in, &parts));
+  elastic::ElasticOptions options;
+  options.name = parts.name;
+  options.samples = parts.options;
+  options.checkpoints = session->session->has_checkpoints();
+  auto handle = std::make_unique<gtrain_elastic>();
+  handle->run = std::make_unique<elastic::ElasticRun>(session->session, std::move(options));
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
+  if (out == nullptr || out->size < sizeof(gtrain_elastic_step))
+    return absl::InvalidArgumentError(
+        "`out` is NULL, or its `size` is not the sizeof of gtrain_elastic_step");
+  GT_ASSIGN_OR_RETURN(run->step, run->run->Begin());
+  const elastic::StepPlace& step = run->step;
+  *out = {out->size,  step.done ? 1 : 0, step.stopped ? 1 : 0, step.step,
+          step.epoch, step.batch,        step.samples.data(),  static_cast<int64_t>(step.samples.size())};
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace gtrain::capi
+
+using gtrain::capi::Call;
+using gtrain::capi::CheckHandle;
+
+extern "C" {
+
+gtrain_status gtrain_elastic_open(gtrain_session* session, const gtrain_samples_options* samples,
+                                  gtrain_elastic** out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::Open(session, samples, out); });
+}
+
+void gtrain_elastic_free(gtrain_elastic* run) { gtrain::capi::FreeHandle(run); }
+
+gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const char* name, void* data, size_t count,
+                                       gtrain_dtype dtype, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    GT_ASSIGN_OR_RETURN(const gtrain::DType type, gtrain::capi::DTypeFrom(dtype));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckBuffer(data, count, type));
+    return run->run->AddState(name == nullptr ? "" : name, data, count, type);
+  });
+}
+
+gtrain_status gtrain_elastic_add_gradient(gtrain_elastic* run, float* data, size_t count,
+                                          gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckBuffer(data, count, gtrain::DType::kFloat32));
+    return run->run->AddGradient(data, count);
+  });
+}
+
+gtrain_status gtrain_elastic_begin(gtrain_elastic* run, gtrain_elastic_step* out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::Begin(run, out);
+  });
+}
+
+gtrain_status gtrain_elastic_reduce(gtrain_elastic* run, double loss, int* apply, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    if (apply == nullptr) return absl::InvalidArgumentError("`apply` is NULL");
+    *apply = 0;
+    GT_ASSIGN_OR_RETURN(const bool all_hold, run->run->Reduce(loss));
+    *apply = all_hold ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+
+gtrain_status gtrain_elastic_applied(gtrain_elastic* run, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return run->run->Applied();
+  });
+}
+
+}  // extern "C"
