@@ -26,9 +26,12 @@
 struct gtrain_session {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
+  struct Place {
+    int rank = 0, local_rank = 0, world_size = 1;
+    uint64_t generation = 0, timeline = 0;
+  };
   // Copies, so that a forked child can ask without touching the session.
-  int rank = 0, local_rank = 0, world_size = 1;
-  uint64_t generation = 0, timeline = 0;
+  Place joined;
   bool managed = false;
   std::string job;
 };
@@ -133,6 +136,9 @@ inline absl::Status ForkedError() {
   return absl::FailedPreconditionError(
       "this process was forked from the rank that joined; only that one may call gtrain");
 }
+
+// Of the newest generation; in a forked child, of the first.
+gtrain_session::Place Place(const gtrain_session* session);
 
 // The handle is there and belongs to this process.
 template <typename Handle>

@@ -27,8 +27,9 @@ absl::Status ReadSampleOptions(const gtrain_session& session, const gtrain_sampl
   parts->name = in.name == nullptr ? "train" : in.name;
   GT_RETURN_IF_ERROR(sharding::CheckSampleName(parts->name));
   parts->by_rank = in.shares == 0;
-  parts->shares = in.shares == 0 ? session.world_size : in.shares;
-  parts->share = in.shares == 0 ? session.rank : in.share;
+  const gtrain_session::Place place = Place(&session);
+  parts->shares = in.shares == 0 ? place.world_size : in.shares;
+  parts->share = in.shares == 0 ? place.rank : in.share;
   if (parts->shares < 1 || parts->share < 0 || parts->share >= parts->shares) {
     return absl::InvalidArgumentError(absl::StrCat("`share` is ", in.share, " of `shares` ", in.shares,
                                                    ": it is 0 to one less than them, or `shares` is 0"));

@@ -29,13 +29,9 @@ void SilenceLogOnce() {
   if (!log_is_ours.exchange(true)) SetLogSink([](LogLevel, absl::string_view) {});
 }
 
-void ReadPlace(gtrain_session* handle) {
-  const Session& session = *handle->session;
-  handle->rank = session.rank();
-  handle->local_rank = session.local_rank();
-  handle->world_size = session.world_size();
-  handle->generation = session.generation();
-  handle->timeline = session.timeline();
+gtrain_session::Place PlaceOf(const Session& session) {
+  return {session.rank(), session.local_rank(), session.world_size(), session.generation(),
+          session.timeline()};
 }
 
 absl::Status Join(int64_t timeout_ms, bool stays, gtrain_session** out) {
@@ -50,13 +46,17 @@ absl::Status Join(int64_t timeout_ms, bool stays, gtrain_session** out) {
   handle->managed = session->managed();
   handle->job = session->job();
   handle->session = std::move(session);
-  ReadPlace(handle.get());
+  handle->joined = PlaceOf(*handle->session);
   joined_by = getpid();
   *out = handle.release();
   return absl::OkStatus();
 }
 
 }  // namespace
+
+gtrain_session::Place Place(const gtrain_session* session) {
+  return session->owner == getpid() ? PlaceOf(*session->session) : session->joined;
+}
 
 gtrain_status Fill(const absl::Status& status, gtrain_error* error) noexcept {
   if (error != nullptr) {
@@ -95,6 +95,7 @@ absl::Status CheckBuffer(const void* data, size_t count, DType dtype) {
 
 using gtrain::capi::Call;
 using gtrain::capi::CheckHandle;
+using gtrain::capi::Place;
 
 extern "C" {
 
@@ -165,19 +166,17 @@ gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t timeout_ms,
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(session));
     GT_ASSIGN_OR_RETURN(const absl::Duration timeout, gtrain::capi::TimeoutFrom(timeout_ms));
-    GT_RETURN_IF_ERROR(session->session->Rejoin({.join_timeout = timeout, .stays = true}));
-    gtrain::capi::ReadPlace(session);
-    return absl::OkStatus();
+    return session->session->Rejoin({.join_timeout = timeout, .stays = true});
   });
 }
 
 void gtrain_session_free(gtrain_session* session) { gtrain::capi::FreeHandle(session); }
 
-int gtrain_session_rank(const gtrain_session* session) { return session->rank; }
-int gtrain_session_local_rank(const gtrain_session* session) { return session->local_rank; }
-int gtrain_session_world_size(const gtrain_session* session) { return session->world_size; }
-uint64_t gtrain_session_generation(const gtrain_session* session) { return session->generation; }
-uint64_t gtrain_session_timeline(const gtrain_session* session) { return session->timeline; }
+int gtrain_session_rank(const gtrain_session* session) { return Place(session).rank; }
+int gtrain_session_local_rank(const gtrain_session* session) { return Place(session).local_rank; }
+int gtrain_session_world_size(const gtrain_session* session) { return Place(session).world_size; }
+uint64_t gtrain_session_generation(const gtrain_session* session) { return Place(session).generation; }
+uint64_t gtrain_session_timeline(const gtrain_session* session) { return Place(session).timeline; }
 int gtrain_session_managed(const gtrain_session* session) { return session->managed ? 1 : 0; }
 const char* gtrain_session_job(const gtrain_session* session) { return session->job.c_str(); }
 

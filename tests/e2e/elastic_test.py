@@ -167,6 +167,8 @@ class ElasticRunTest(harness.GtrainTest):
         by_step = {}
         for pid, lines in self.trained().items():
             steps = [step for _, step, _ in lines]
+            generations = [generation for generation, _, _ in lines]
+            self.assertEqual(generations, sorted(generations), f'process {pid}')
             self.assertEqual(steps, list(range(steps[0], steps[0] + len(steps))) if steps else [], f'process {pid}')
             for _, step, samples in lines:
                 by_step.setdefault(step, []).extend(samples)
@@ -211,6 +213,8 @@ class ElasticRunTest(harness.GtrainTest):
         self.assertAlmostEqual(weights[0][1], -2, 4)
         status = self.job('linear')
         self.assertGreaterEqual(killed, 5)
+        newest = {lines[-1][0] for pid, lines in self.trained().items() if f'weights.{pid}' in os.listdir(self.out)}
+        self.assertEqual(newest, {status['generation']}, 'a process knows in which generation it is')
         print(f'\n{killed} kills; {status.get("restarts")} charged', flush=True)
 
     def test_everybody_dies_and_the_checkpoint_goes_on(self):
