@@ -503,6 +503,56 @@ class LibraryTest(unittest.TestCase):
         self.assertEqual(declared, set(_library._FUNCTIONS))
 
 
+class ElasticTest(unittest.TestCase):
+    def fit(self, session, **options):
+        """A weight and an offset of 3 x - 2, and the samples in the order in which they were trained."""
+        run = gtrain.Elastic(session, **{"samples": 100, "epochs": 3, "global_batch": 8, "seed": 3, **options})
+        w = run.state("w", np.zeros(2, dtype=np.float32))
+        g = run.gradient(np.ones(2, dtype=np.float32))
+        seen, numbers = [], []
+        for step in run:
+            self.assertFalse(g.any(), "zeros when a step begins")
+            x = np.sin(step.samples)
+            off = w[0] * x + w[1] - (3 * x - 2)
+            g += [(2 * off * x).sum(), (2 * off).sum()]
+            self.assertTrue(step.apply((off ** 2).sum(), lambda: np.subtract(w, np.float32(0.3) * g, out=w)))
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, "was applied"):
+                step.apply(0, lambda: None)
+            seen.append(step.samples)
+            numbers.append((step.number, step.epoch, step.batch))
+        return w, np.concatenate(seen), numbers
+
+    def test_by_hand(self):
+        with gtrain.Session(stay=True) as session:
+            w, seen, numbers = self.fit(session, epochs=30)
+            np.testing.assert_allclose(w, [3, -2], atol=0.01)
+            for epoch in range(30):
+                self.assertEqual(sorted(seen[100 * epoch:100 * (epoch + 1)]), list(range(100)))
+            self.assertEqual(numbers[:2], [(1, 0, 8), (2, 0, 8)])
+            self.assertEqual(numbers[12:14], [(13, 0, 4), (14, 1, 8)], "the short batch at the end of an epoch")
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, "by hand"):
+                session.rejoin()
+
+    def test_errors_of_the_caller(self):
+        with gtrain.Session(stay=True) as session:
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "samples"):
+                gtrain.Elastic(session, samples=0, global_batch=8)
+            run = gtrain.Elastic(session, samples=10, global_batch=5)
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "float32|bits|dtype|elements"):
+                run.gradient(np.zeros(3))
+            w = run.state("w", np.zeros(3))
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "named w already"):
+                run.state("w", w)
+            for step in run:
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, "before the first step"):
+                    run.state("late", w)
+                with self.assertRaisesRegex(ZeroDivisionError, "division"):
+                    step.apply(0, lambda: 1 / 0)
+                break
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, "not said to be applied"):
+                next(iter(run))
+
+
 class SamplesTest(unittest.TestCase):
     def setUp(self):
         self.session = gtrain.Session()

@@ -13,12 +13,13 @@ from ._errors import (DeadlineExceeded, FailedPrecondition, GtrainError, Invalid
                       Unavailable)
 from ._library import library_path, set_log, version
 from .checkpoint import Checkpointer
+from .elastic import Elastic
 from .gradients import CompressedMean, ReducedStep, Reducer
 from .mesh import Mesh
 from .samples import Samples
 from .session import (ANY_SOURCE, ANY_TAG, EXIT_RUN_ME_AGAIN, Communicator, Receive, Request, Send,
                       Session)
 
-__all__ = ["ANY_SOURCE", "ANY_TAG", "Checkpointer", "Communicator", "CompressedMean", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "FailedPrecondition",
+__all__ = ["ANY_SOURCE", "ANY_TAG", "Checkpointer", "Communicator", "CompressedMean", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "Elastic", "FailedPrecondition",
            "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Receive", "ReducedStep", "Reducer", "Request", "Samples", "Send", "Session",
            "Unavailable", "library_path", "set_log", "version"]

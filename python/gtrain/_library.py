@@ -64,6 +64,11 @@ class SamplesOptions(ctypes.Structure):
                 ("share", c_int), ("shares", c_int)]
 
 
+class ElasticStep(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("done", c_int32), ("stopped", c_int32), ("step", c_int64), ("epoch", c_int64),
+                ("batch", c_int64), ("samples", POINTER(c_int64)), ("sample_count", c_int64)]
+
+
 class SamplesPlace(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("step", c_int64), ("epoch", c_int64), ("offset", c_int64), ("batch", c_int64),
                 ("steps", c_int64)]
@@ -147,6 +152,13 @@ _FUNCTIONS = {
     "gtrain_reducer_abort": (c_int, [c_void_p, c_char_p, _ERROR]),
     "gtrain_reducer_drop": (c_int, [c_void_p, _ERROR]),
     "gtrain_checkpointer_add_reducer": (c_int, [c_void_p, c_void_p, _ERROR]),
+    "gtrain_elastic_open": (c_int, [c_void_p, POINTER(SamplesOptions), _HANDLE_OUT, _ERROR]),
+    "gtrain_elastic_free": (None, [c_void_p]),
+    "gtrain_elastic_add_state": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, c_int, _ERROR]),
+    "gtrain_elastic_add_gradient": (c_int, [c_void_p, c_void_p, c_size_t, _ERROR]),
+    "gtrain_elastic_begin": (c_int, [c_void_p, POINTER(ElasticStep), _ERROR]),
+    "gtrain_elastic_reduce": (c_int, [c_void_p, c_double, POINTER(c_int), _ERROR]),
+    "gtrain_elastic_applied": (c_int, [c_void_p, _ERROR]),
     "gtrain_samples_open": (c_int, [c_void_p, POINTER(SamplesOptions), _HANDLE_OUT, _ERROR]),
     "gtrain_samples_free": (None, [c_void_p]),
     "gtrain_samples_where": (c_int, [c_void_p, POINTER(SamplesPlace), _ERROR]),

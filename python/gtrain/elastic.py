@@ -1,0 +1,109 @@
+"""Elastic: a training loop that its ranks may die in."""
+import array
+import ctypes
+from ctypes import byref, c_int, c_int64, c_void_p
+
+from . import _library
+from ._buffers import Buffer
+from ._errors import FailedPrecondition, InvalidArgument
+
+
+class Elastic:
+    """A loop that is right by hand, in a job that restarts, and in a job with `elastic: {mode: in-place}`, where processes live
+    through the loss of other ranks: at most the step in flight is computed again.
+
+        with gtrain.Session(stay=True) as session:
+            run = gtrain.Elastic(session, samples=60_000, epochs=3, global_batch=48)
+            w = run.state("w", np.zeros(10, dtype=np.float32))
+            g = run.gradient(np.zeros(10, dtype=np.float32))
+            for step in run:
+                g += my_gradient(w, x[step.samples], y[step.samples])     # the sum over this rank's share
+                step.apply(loss, lambda: np.subtract(w, 0.1 * g, out=w))    # g is the mean over the batch now
+
+    What the loop's body computes may come again for the same step, on another share: it changes no state. The function given
+    to `apply` does, by the gradients alone, in the same way on all ranks, on all of them or on none; what it raises ends the
+    rank. Checkpoints (where the job says so), stops, reports and the hand-over of state to new ranks are the loop's.
+    Arrays are numpy's, torch's on the CPU, or any writable buffer; gradients are float32.
+    """
+
+    def __init__(self, session, samples, global_batch, epochs=1, seed=0, shuffle=True, drop_last=False, name="train"):
+        if "\0" in str(name):
+            raise InvalidArgument("the name of data has a NUL byte")
+        self._handle = c_void_p()
+        self._buffers = []  # keeps what is registered
+        options = _library.SamplesOptions(size=ctypes.sizeof(_library.SamplesOptions), name=str(name).encode(),
+                                          in_order=int(not shuffle), drop_last=int(bool(drop_last)))
+        for field, value in (("samples", samples), ("epochs", epochs), ("global_batch", global_batch), ("seed", seed)):
+            _library.set_integer(options, field, value)
+        self._session = session
+        self.stopped = False  # the user asked to stop before the last sample
+        _library.call("gtrain_elastic_open", session.handle, byref(options), byref(self._handle))
+
+    def __del__(self):
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            _library.load().gtrain_elastic_free(handle)
+
+    def state(self, name, data):
+        """Registers state that is equal on all ranks, before the first step, and returns it. Only `apply` changes it."""
+        if "\0" in str(name):
+            raise InvalidArgument("the name of a state has a NUL byte")
+        buffer = Buffer(data)
+        _library.call("gtrain_elastic_add_state", self._handle, str(name).encode(), buffer.address, buffer.count, buffer.dtype)
+        self._buffers.append(buffer)
+        return data
+
+    def gradient(self, data):
+        """Registers a gradient of float32, before the first step, and returns it: zeros when a step begins."""
+        buffer = Buffer(data, "float32")
+        _library.call("gtrain_elastic_add_gradient", self._handle, buffer.address, buffer.count)
+        self._buffers.append(buffer)
+        return data
+
+    def __iter__(self):
+        while True:
+            place = _library.ElasticStep(size=ctypes.sizeof(_library.ElasticStep))
+            _library.call("gtrain_elastic_begin", self._handle, byref(place))
+            self._session._read_place()
+            if place.done:
+                self.stopped = bool(place.stopped)
+                return
+            yield Step(self, place)
+
+
+class Step:
+    """One step on this rank: `number` (the first is 1), `epoch` (from 0), `batch` (samples of all ranks together), `samples`
+    (the numbers of this rank's share, perhaps none)."""
+
+    def __init__(self, run, place):
+        self._run = run
+        self._used = False
+        self.number, self.epoch, self.batch = place.step, place.epoch, place.batch
+        self.samples = _numbers(place.samples, place.sample_count)
+
+    def apply(self, loss, update):
+        """Waits until all ranks have the mean of the gradients, calls `update()` and returns True; or returns False when a
+        rank was lost before that: the loop gives the step again. `loss`: the sum over this rank's samples."""
+        if self._used:
+            raise FailedPrecondition("this step was applied, or is over")
+        self._used = True
+        all_hold = c_int()
+        _library.call("gtrain_elastic_reduce", self._run._handle, float(loss), byref(all_hold))
+        if not all_hold.value:
+            return False
+        update()
+        _library.call("gtrain_elastic_applied", self._run._handle)
+        return True
+
+
+def _numbers(address, count):
+    try:
+        import numpy
+        numbers = numpy.empty(count, dtype=numpy.int64)
+        target = numbers.ctypes.data
+    except ImportError:
+        numbers = array.array("q", bytes(8 * count))
+        target = numbers.buffer_info()[0]
+    if count:
+        ctypes.memmove(target, address, count * ctypes.sizeof(c_int64))
+    return numbers
