@@ -28,7 +28,8 @@ std::vector<RankPlace> WithKept(const Job& job, std::vector<RankPlace> places) {
   for (RankPlace place : job.record.grant->ranks) {
     if (place.process.generation.value == 0) place.process = {job.record.grant->generation, place.rank};
     const auto there = job.kept.find(place.node);
-    const bool waits = there != job.kept.end() && std::ranges::count(there->second, place.process) > 0;
+    const bool waits = there != job.kept.end() && std::ranges::count(there->second, place.process) > 0 &&
+                       !job.hung.contains(place.process);
     if (waits) before[place.node].push_back(place);
   }
   for (const bool same_rank : {true, false}) {
@@ -159,6 +160,7 @@ void Grants::SendGrant(const Job& job, const std::vector<NodeId>& nodes) {
 
 void Grants::ResetLive(Job& job, Instant now) {
   job.kept.clear();
+  job.hung.clear();
   const GenerationGrant& grant = *job.record.grant;
   job.ranks.assign(grant.ranks.size(), RankLive{});
   for (size_t i = 0; i < job.ranks.size(); ++i) {
@@ -196,6 +198,12 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.broken_links.clear();
   job.links_at.reset();
   life_.KeepProgress(job);
+  job.return_deadline.reset();
+  const bool go_on = std::ranges::any_of(
+      grant.ranks, [](const RankPlace& place) { return place.process.generation.value != 0; });
+  const absl::Duration steps =
+      job.steps_per_second > 0 ? absl::Seconds(5 / job.steps_per_second) : absl::ZeroDuration();
+  if (go_on) job.return_deadline = now + config_.return_timeout + steps;
   job.record.diverged = false;
   job.top_step.reset();
   job.low_step.reset();

@@ -61,7 +61,10 @@ struct HeadConfig {
   absl::Duration grow_again_after = absl::Minutes(10);
   absl::Duration reform_grace = absl::Seconds(3);  // TERM to KILL when another generation follows
   absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing
-  absl::Duration start_timeout = absl::Seconds(60);    // grant to RanksStarted
+  absl::Duration start_timeout = absl::Seconds(60);  // grant to RanksStarted
+  // Grant to the joining of processes that go on in it, and five steps more: one may be in the middle of its
+  // step when it hears of the end.
+  absl::Duration return_timeout = absl::Seconds(60);
   absl::Duration query_timeout = absl::Seconds(10);    // AgentQuery to AgentAnswer
   absl::Duration events_wait_max = absl::Seconds(30);  // long poll
   absl::Duration client_lease = absl::Seconds(60);     // end_with_client: silence that ends the job

@@ -84,6 +84,34 @@ TEST_F(HeadKeepTest, AStopAndAJobThatRestartsKeepNobody) {
   for (const auto& [node, revoke] : Sent<Revoke>()) EXPECT_FALSE(revoke.keep) << revoke.job.value;
 }
 
+// The library of a hung program answers for it: who does not come is ended, and the others go on.
+TEST_F(HeadKeepTest, WhoDoesNotComeBackIsNotWaitedForForEver) {
+  Hello("1");
+  const JobId job = Submit("train 3 3 in-place");
+  StartRanks(job);
+  const auto joined = [&](uint64_t generation, int rank) {
+    RankStatus status = Step(job, generation, rank, 5);
+    status.state = RankState::kJoined;
+    return status;
+  };
+  FromNode("1", AgentHeartbeat{1, {joined(1, 0), joined(1, 1), joined(1, 2)}, {}});
+  Kill("1", job, 1, 2);
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
+  StartRanks(job);
+  FromNode("1", AgentHeartbeat{2, {joined(2, 0), joined(2, 2)}, {}});
+  sent_.clear();
+  Pass(config_.return_timeout - absl::Seconds(5), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(15), {"1"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
+  EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
+  EXPECT_THAT(Sent<Revoke>()[0].second.reason, ::testing::HasSubstr("rank 1 on host-1 went on"));
+  FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 0}, {{1}, 1}, {{2}, 2}}});
+  Pass(absl::Seconds(30), {"1"});
+  ASSERT_FALSE(Sent<StartGeneration>().empty());
+  EXPECT_THAT(Processes(), ElementsAre((ProcessId{{1}, 0}), ProcessId{}, (ProcessId{{2}, 2})));
+}
+
 // Steps that survivors keep in memory pay for crashes as steps in a checkpoint do: the hundredth is mended as
 // fast as the first.
 TEST_F(HeadKeepTest, StepsInMemoryPayForCrashes) {

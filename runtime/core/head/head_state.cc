@@ -108,6 +108,7 @@ absl::StatusOr<StepResult> HeadState::Recover(StoredRecords stored, Instant now,
 void HeadState::TakeOff(absl::Duration slept, Instant now) {
   for (auto& [id, job] : model_.jobs) {
     if (job.start_deadline) *job.start_deadline = *job.start_deadline + slept;
+    if (job.return_deadline) *job.return_deadline = *job.return_deadline + slept;
     if (job.gone_deadline) *job.gone_deadline = *job.gone_deadline + slept;
     if (job.progress_at) *job.progress_at = std::min(now, *job.progress_at + slept);
     job.client_seen = std::min(now, job.client_seen + slept);

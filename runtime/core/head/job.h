@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -101,12 +102,13 @@ struct Job {
   std::map<int64_t, int> steps;
   int not_started = 0;
   std::optional<Exchange> exchange;
-  std::optional<Instant> start_deadline;  // all ranks started
-  std::optional<Instant> gone_deadline;   // all nodes released
-  std::optional<Instant> fenced_at;       // until then ranks of a node that does not answer may write
-  std::optional<Instant> not_before;      // backoff
-  std::optional<Instant> left_at;         // the others are told which ranks ended with exit code 0
-  std::optional<Instant> cause_at;        // a rank has said 75: until then another one may say why
+  std::optional<Instant> start_deadline;   // all ranks started
+  std::optional<Instant> return_deadline;  // processes that go on in it have joined
+  std::optional<Instant> gone_deadline;    // all nodes released
+  std::optional<Instant> fenced_at;        // until then ranks of a node that does not answer may write
+  std::optional<Instant> not_before;       // backoff
+  std::optional<Instant> left_at;          // the others are told which ranks ended with exit code 0
+  std::optional<Instant> cause_at;         // a rank has said 75: until then another one may say why
   bool any_started = false;
   bool granted_here = false;  // by this head, since its start
   bool checkpointed = false;  // a checkpoint was committed in this generation
@@ -129,6 +131,7 @@ struct Job {
   std::optional<StallVerdict> stalled, stuck;  // no step; neither output nor processor time
   std::string placement_reason;
   std::map<NodeId, std::vector<ProcessId>> kept;  // processes that wait there for the next generation
+  std::set<ProcessId> hung;                       // of these, those that did not come to the last one
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
   std::map<NodeId, NodePace> paces;
   std::optional<Instant> links_at;  // which node to do without is decided then

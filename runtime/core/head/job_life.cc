@@ -88,6 +88,7 @@ void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration 
   job.written.unreleased = false;
   for (const NodeId& node : record.unreleased) SendRevoke(job, node, mode, grace);
   job.start_deadline.reset();
+  job.return_deadline.reset();
   job.gone_deadline = now + grace + config_.gone_margin;
   context_.Emit(job, "revoke", absl::StrCat("generation ", record.generation.value, " is over: ", reason));
   if (ending == Ending::kReform || ending == Ending::kReplace) {

@@ -43,6 +43,7 @@ void JobTimers::Run(Job& job, Instant now) {
     model_.schedule = true;
   }
   if (job.Live() && job.start_deadline && *job.start_deadline <= now) return FailLateStart(job, now);
+  if (job.Live() && job.return_deadline && *job.return_deadline <= now) FailHungProcesses(job, now);
   if (EndIfItsTimeIsUp(job, now)) return;
   stalls_.CheckStalls(job, now);
 }
@@ -61,6 +62,32 @@ void JobTimers::FailLateStart(Job& job, Instant now) {
   fault.hostname = model_.Hostname(fault.node);
   fault.message =
       absl::StrCat("rank ", fault.rank, " on ", fault.hostname, " had not started when its time was up");
+  faults_.Fail(job, std::move(fault), now);
+}
+
+// The library of a process that goes on answers for it, also when its program hangs. Such a process is ended
+// with this generation, and the others go on.
+void JobTimers::FailHungProcesses(Job& job, Instant now) {
+  job.return_deadline.reset();
+  const RankPlace* first = nullptr;
+  for (const RankPlace& place : job.record.grant->ranks) {
+    const bool joined = job.ranks[place.rank].status.state == RankState::kJoined;
+    if (place.process.generation.value == 0 || joined || job.ExitOf(place.rank) != nullptr) continue;
+    job.hung.insert(place.process);
+    if (first == nullptr) first = &place;
+  }
+  if (first == nullptr) return;
+  GT_PROBE("head.process_did_not_return");
+  FaultRecord fault;
+  fault.kind = FaultKind::kCrash;
+  fault.cause = ExitCause::kStopped;
+  fault.rank = first->rank;
+  fault.node = first->node;
+  fault.hostname = model_.Hostname(fault.node);
+  fault.message =
+      absl::StrCat("rank ", fault.rank, " on ", fault.hostname,
+                   " went on from the generation before and has not joined this one: its program hangs",
+                   job.hung.size() > 1 ? absl::StrCat(" (and ", job.hung.size() - 1, " more)") : "");
   faults_.Fail(job, std::move(fault), now);
 }
 
@@ -101,6 +128,7 @@ std::optional<Instant> JobTimers::NextDeadline(const Job& job) const {
   if (job.record.end_with_client && !polls_.ClientWaits(job)) sooner(job.client_seen + config_.client_lease);
   if (!job.Live()) return next;
   sooner(job.start_deadline);
+  sooner(job.return_deadline);
   sooner(leaves_.NextDeadline(job));
   sooner(job.links_at);
   sooner(job.left_at);

@@ -28,6 +28,7 @@ class JobTimers {
   std::optional<Instant> NextDeadline(const Job& job) const;
 
  private:
+  void FailHungProcesses(Job& job, Instant now);
   void FailLateStart(Job& job, Instant now);
 
   HeadModel& model_;

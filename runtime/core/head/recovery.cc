@@ -122,6 +122,7 @@ void Recovery::Adopt(Job& job, Instant now) {
     job.start_deadline.reset();
   }
   if (job.start_deadline) *job.start_deadline = *job.start_deadline + config_.rejoin_window;
+  if (job.return_deadline) *job.return_deadline = *job.return_deadline + config_.rejoin_window;
   if (job.record.ending != Ending::kNone) {
     GT_PROBE("head.recovered_while_ending");
     job.gone_deadline = now + config_.rejoin_window + job.spec.stop_grace + config_.gone_margin;
