@@ -1,0 +1,193 @@
+// bench_elastic: how long training stands still when one of its four ranks is killed (kill -9), from the kill
+// until all ranks, the new one too, have made the update of another step. A program of gtrain::Elastic in a
+// job with `elastic: {mode: in-place}`; beside it the same program in a job that restarts from checkpoints,
+// and a program of torch.distributed under torchrun (Debian's), which restarts all ranks.
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/types.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/rng.h"
+#include "base/status_macros.h"
+#include "bench/harness.h"
+#include "bench/local_cluster.h"
+
+namespace gtrain::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kRanks = 4, kPauseMs = 2;
+constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr char kPython[] = "/usr/bin/python3";
+
+int64_t NowNs() { return RealClock().Now().ns; }
+
+struct Applied {
+  int generation = 0;
+  int64_t step = 0, at_ns = 0;
+};
+
+// What each process has written of its updates.
+std::map<pid_t, std::vector<Applied>> ReadUpdates(const fs::path& folder) {
+  std::map<pid_t, std::vector<Applied>> updates;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("trained.")) continue;
+    std::ifstream lines(entry.path());
+    for (std::string line; std::getline(lines, line) && !lines.eof();) {
+      Applied applied;
+      if (sscanf(line.c_str(), "%d %ld %ld", &applied.generation, &applied.step, &applied.at_ns) == 3)
+        updates[atoi(name.c_str() + 8)].push_back(applied);
+    }
+  }
+  return updates;
+}
+
+bool Lives(pid_t pid) {
+  std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(stat, text);
+  const size_t end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() && text[end + 2] != 'Z';
+}
+
+// The processes of the newest generation that made an update and live: as many as there are ranks, or none.
+std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates, int steps) {
+  int newest = 0;
+  for (const auto& [pid, all] : updates) newest = std::max(newest, all.back().generation);
+  std::vector<pid_t> members;
+  for (const auto& [pid, all] : updates) {
+    const auto made =
+        std::ranges::count_if(all, [&](const Applied& one) { return one.generation == newest; });
+    if (made >= steps && Lives(pid)) members.push_back(pid);
+  }
+  return members.size() == kRanks ? members : std::vector<pid_t>{};
+}
+
+absl::StatusOr<std::vector<pid_t>> AwaitMembers(const fs::path& folder, int steps, pid_t but) {
+  const Instant deadline = RealClock().Now() + kPatience;
+  while (RealClock().Now() < deadline) {
+    std::vector<pid_t> members = Members(ReadUpdates(folder), steps);
+    if (!members.empty() && std::ranges::count(members, but) == 0) return members;
+    poll(nullptr, 0, 5);
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("not all ranks in ", folder.string(), " step within ", absl::FormatDuration(kPatience)));
+}
+
+// From the kill of one rank until the last of all has made an update in a newer generation, in milliseconds.
+absl::StatusOr<double> KillOne(const fs::path& folder, Rng& rng) {
+  GT_ASSIGN_OR_RETURN(const std::vector<pid_t> before, AwaitMembers(folder, 30, 0));
+  const pid_t victim = before[rng.Below(before.size())];
+  const int64_t killed_ns = NowNs();
+  kill(victim, SIGKILL);
+  GT_ASSIGN_OR_RETURN(const std::vector<pid_t> after, AwaitMembers(folder, 1, victim));
+  const auto updates = ReadUpdates(folder);
+  int newest = 0;
+  for (const pid_t pid : after) newest = std::max(newest, updates.at(pid).back().generation);
+  int64_t last_ns = killed_ns;
+  for (const pid_t pid : after) {
+    const auto first =
+        std::ranges::find_if(updates.at(pid), [&](const Applied& one) { return one.generation == newest; });
+    last_ns = std::max(last_ns, first->at_ns);
+  }
+  return static_cast<double>(last_ns - killed_ns) / 1e6;
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : cluster_(options.folder),
+        rank_(fs::absolute(options.folder + "/../tests/e2e_elastic_linear")),
+        peer_(fs::absolute(options.folder + "/../../bench/elastic_torchrun.py")) {}
+
+  absl::Status Start() { return cluster_.Start(); }
+  void Stop() { cluster_.Stop(); }
+  bool HasTorch() const { return Run({kPython, "-c", "import torch.distributed.run"}).ok(); }
+
+  absl::StatusOr<double> Ours(const std::string& mode) {
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
+    const std::string job = folder / "job.yaml";
+    std::ofstream(job) << "name: " << mode << "\nrun: [" << rank_.string() << ", " << folder.string()
+                       << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << kRanks
+                       << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
+                       << "resources: {cpus: 1, oversubscribe: true}\ncheckpoint: {uri: " << folder.string()
+                       << "/ckpt, every: 20 steps}\n";
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", job}));
+    absl::StatusOr<double> took = KillOne(folder, rng_);
+    const absl::Status stopped = Run({cluster_.gtrain(), "stop", mode, "--now"});
+    return took.ok() && !stopped.ok() ? stopped : took;
+  }
+
+  // Without --redirects and --tee torch 1.13 does not start under Python 3.11, which lists no flag of value
+  // 0.
+  absl::StatusOr<double> Torchrun(const std::string& interval) {
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
+    const std::string command = absl::StrCat(kPython, " -m torch.distributed.run --nproc_per_node ", kRanks,
+                                             " --max_restarts 1000 --redirects 1 --tee 1 --rdzv_backend c10d "
+                                             "--rdzv_endpoint 127.0.0.1:0 --log_dir ",
+                                             (folder / "log").string(), " --monitor_interval ", interval, " ",
+                                             peer_.string(), " ", folder.string(), " ", kPauseMs);
+    GT_ASSIGN_OR_RETURN(const pid_t torchrun, Spawn(absl::StrSplit(command, ' ')));
+    absl::StatusOr<double> took = KillOne(folder, rng_);
+    kill(torchrun, SIGTERM);
+    WaitFor(torchrun, "torchrun").IgnoreError();  // it says that it was ended
+    return took;
+  }
+
+ private:
+  absl::StatusOr<fs::path> Folder() {
+    const fs::path folder = fs::path(cluster_.home().path()) / absl::StrCat("run-", ++runs_);
+    std::error_code error;
+    fs::create_directories(folder, error);
+    return error ? absl::StatusOr<fs::path>(absl::InternalError(error.message())) : folder;
+  }
+
+  LocalCluster cluster_;
+  const fs::path rank_, peer_;
+  Rng rng_ = Rng::FromSystem();
+  int runs_ = 0;
+};
+
+int Main(const Options& options) {
+  Bench bench(options);
+  if (const absl::Status started = bench.Start(); !started.ok()) {
+    std::fprintf(stderr, "bench_elastic: %s\n", started.ToString().c_str());
+    return 1;
+  }
+  Comparison comparison{
+      "a rank of four is killed: until all step on", "ms", [&] { return bench.Ours("in-place"); }, {}};
+  comparison.peers.push_back({"gtrain, elastic.mode restart", [&] { return bench.Ours("restart"); }});
+  if (bench.HasTorch()) {
+    comparison.peers.push_back({"torchrun --monitor_interval 0.1", [&] { return bench.Torchrun("0.1"); }});
+    if (!options.quick) comparison.peers.push_back({"torchrun", [&] { return bench.Torchrun("5"); }});
+  } else {
+    std::fprintf(stderr, "bench_elastic: torchrun is left out: tools/install.sh --bench\n");
+  }
+  const auto outcomes = Measure(comparison, options.quick ? 3 : 15);
+  bench.Stop();
+  if (!outcomes.ok()) {
+    std::fprintf(stderr, "bench_elastic: %s\n", outcomes.status().ToString().c_str());
+    return 1;
+  }
+  return Report(options, "elastic", *outcomes);
+}
+
+}  // namespace
+}  // namespace gtrain::bench
+
+int main(int argc, char** argv) { return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv)); }
