@@ -51,7 +51,7 @@ absl::Status ElasticRun::AddGradient(float* data, size_t count) {
 
 // Unavailable is said of a generation; by hand there is no other one.
 bool ElasticRun::Lost(const absl::Status& status) const {
-  return absl::IsUnavailable(status) && session_->managed();
+  return absl::IsUnavailable(status) && session_->managed() && !lost_;
 }
 
 // Brings this process into a generation in which all have said what they have.
@@ -72,12 +72,12 @@ absl::Status ElasticRun::Form() {
 absl::Status ElasticRun::Meet() {
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
-  const std::array<int64_t, 3> mine = {applied_, held_, stop_ ? 1 : 0};
+  const std::array<int64_t, 4> mine = {applied_, held_, stop_ ? 1 : 0, as_made_ ? 1 : 0};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   std::vector<MemberState> members;
   for (size_t i = 0; i < all.size(); i += mine.size()) {
-    members.push_back({all[i], all[i + 1]});
+    members.push_back({all[i], all[i + 1], all[i + 3] != 0});
     stop_ = stop_ || all[i + 2] != 0;
   }
   agreement_ = Agree(members);
@@ -97,27 +97,38 @@ absl::Status ElasticRun::Settle() {
   return absl::OkStatus();
 }
 
-// Nobody has a state: that of the newest checkpoint, or else as rank 0's program made it.
+// Nobody has a state: that of the newest checkpoint, or else as the program made it.
 absl::Status ElasticRun::StartFresh() {
   cursor_ = {};
   if (options_.checkpoints) {
     GT_RETURN_IF_ERROR(OpenCheckpoints());
     std::ranges::fill(block_, 0);
+    const bool was_as_made = std::exchange(as_made_, false);
     GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored, checkpointer_->Restore());
+    if (!restored) as_made_ = was_as_made;
     if (restored) {
       GT_RETURN_IF_ERROR(ReadBlock());
       applied_ = cursor_.step;
       return absl::OkStatus();
     }
   }
-  if (session_->rank() == 0) applied_ = 0;
-  GT_RETURN_IF_ERROR(HandOver(0));
-  return absl::OkStatus();
+  if (agreement_.source < 0) {
+    lost_ = true;
+    return absl::UnavailableError(
+        "all ranks that had the state are lost, half a copy of it is of no use, and there is no checkpoint: "
+        "training "
+        "begins anew");
+  }
+  if (session_->rank() == agreement_.source) applied_ = 0;
+  return HandOver(agreement_.source);
 }
 
 absl::Status ElasticRun::HandOver(int source) {
   const bool takes = session_->rank() != source && (agreement_.step < 0 || applied_ != agreement_.step);
-  if (takes) applied_ = -1;
+  if (takes) {
+    applied_ = -1;
+    as_made_ = false;
+  }
   FillBlock();
   GT_RETURN_IF_ERROR(comm_->Broadcast(block_.data(), block_.size(), DType::kInt64, source));
   for (const State& state : states_) {
@@ -319,11 +330,11 @@ absl::Status ElasticRun::ReadBlock() {
 }
 
 // One rank says for all where they are, when a generation begins to train and at the end (gtrain data audit).
+// The cursor is part of the state, in memory and in checkpoints alike.
 void ElasticRun::SayWhere() {
   if (session_->rank() != 0) return;
-  session_->ReportNote(kNoteSamples,
-                       sharding::PrintSampleRecord({options_.name, options_.samples, cursor_,
-                                                    session_->world_size(), checkpointer_ != nullptr}));
+  session_->ReportNote(kNoteSamples, sharding::PrintSampleRecord({options_.name, options_.samples, cursor_,
+                                                                  session_->world_size(), /*saved=*/true}));
 }
 
 }  // namespace gtrain::elastic

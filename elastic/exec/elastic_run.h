@@ -32,7 +32,8 @@ struct ElasticOptions {
   std::string name = "train";  // of the data, in the job's records
   sharding::SampleOptions samples;
   bool checkpoints = false;  // the job says where: save when it is due, and resume
-  absl::Duration rejoin_timeout = absl::Minutes(10);
+  // The head says when there is no other generation: it ends the process.
+  absl::Duration rejoin_timeout = absl::Hours(24);
 };
 
 struct StepPlace {
@@ -116,6 +117,8 @@ class ElasticRun {
 
   int64_t applied_ = -1;
   int64_t held_ = -1;
+  bool as_made_ = true;            // MemberState::as_made
+  bool lost_ = false;              // there is nothing that this run could go on with
   sharding::SampleCursor cursor_;  // behind `applied_`
   std::vector<int64_t> block_;     // step and cursor as they are handed over and saved
   double loss_ = 0;                // mean of the step that is held

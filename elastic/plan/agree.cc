@@ -15,7 +15,8 @@ Agreement Agree(absl::Span<const MemberState> members) {
     const bool rolls =
         member.applied >= 0 && member.applied + 1 == agreement.step && member.held == agreement.step;
     agreement.parts.push_back(has ? Part::kHas : rolls ? Part::kRollsForward : Part::kNeeds);
-    if (has && agreement.source < 0) agreement.source = static_cast<int>(rank);
+    const bool begins = agreement.step < 0 && member.as_made;
+    if ((has || begins) && agreement.source < 0) agreement.source = static_cast<int>(rank);
   }
   return agreement;
 }

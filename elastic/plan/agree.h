@@ -16,6 +16,7 @@ namespace gtrain::elastic {
 struct MemberState {
   int64_t applied = -1;  // the last step whose update it made; -1: it has no state, or half a copy
   int64_t held = -1;     // the step of which it holds the reduced gradients; -1: of none
+  bool as_made = true;   // its memory is as the program made it: no byte of a copy has ever landed there
   bool operator==(const MemberState&) const = default;
 };
 
@@ -26,8 +27,10 @@ enum class Part {
 };
 
 struct Agreement {
-  int64_t step = -1;        // the newest that anybody applied; -1: nobody has a state
-  int source = -1;          // the lowest rank that has it; -1: nobody
+  int64_t step = -1;  // the newest that anybody applied; -1: nobody has a state
+  // The lowest rank that has it. Where nobody has a state: the lowest whose memory is as the program made it;
+  // -1: there is none, and what the run began with is lost.
+  int source = -1;
   std::vector<Part> parts;  // index = rank
   bool AnyNeeds() const;
 };

@@ -14,8 +14,15 @@ using ::testing::ElementsAre;
 TEST(Agree, NobodyHasAState) {
   const Agreement fresh = Agree({{-1, -1}, {-1, -1}});
   EXPECT_EQ(fresh.step, -1);
-  EXPECT_EQ(fresh.source, -1);
+  EXPECT_EQ(fresh.source, 0);
   EXPECT_TRUE(fresh.AnyNeeds());
+}
+
+// Half a copy of a state that died with its owners is nothing to begin with.
+TEST(Agree, ARunBeginsWithMemoryThatNoCopyHasTouched) {
+  EXPECT_EQ(Agree({{-1, -1, false}, {-1, -1, true}}).source, 1);
+  EXPECT_EQ(Agree({{-1, -1, false}, {-1, -1, false}}).source, -1);
+  EXPECT_EQ(Agree({{-1, -1, true}, {4, -1, false}}).source, 1);
 }
 
 TEST(Agree, WhoHoldsTheNewestStepRollsForward) {

@@ -1,4 +1,5 @@
 // Tests the processes that a keeper keeps from one generation for the next (`elastic.mode: in-place`).
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -125,6 +126,73 @@ TEST_F(KeeperKeptTest, ChildrenStayWithTheirProcess) {
     Pump();
     return !Alive(helper) && !Alive(WaitStarted(0)->pid);
   })) << "an end that keeps nobody ends those that were kept";
+}
+
+// What a rank started and has let go of (a daemon of its own) is known by the token in its environment.
+TEST_F(KeeperKeptTest, OrphansOfAProcessThatGoesOnStayToo) {
+  Start();
+  const std::string own = "export GTRAIN_TOKEN=" + Rank(0, {}).token + "; ";
+  const std::string other = "export GTRAIN_TOKEN=" + Rank(1, {}).token + "; ";
+  Launch({own + "(setsid sleep 600 & echo $! > " + Path("own") + "); exec sleep 600",
+          other + "(setsid sleep 600 & echo $! > " + Path("other") + "); exec sleep 600"});
+  const int64_t orphan = PidIn("own"), others = PidIn("other");
+  const auto stays = Staying(0);
+  EndKeeping(1);
+  Release(*stays, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_TRUE(Alive(orphan));
+  EXPECT_FALSE(Alive(others));
+  End(keeper::End::kReform, 0, 1);
+  EXPECT_TRUE(Until([&] {
+    Pump();
+    return !Alive(orphan);
+  })) << "it ends with the process that started it";
+}
+
+// A person's stop comes while the process in the place of a lost one still starts: all are needed to save.
+TEST_F(KeeperKeptTest, AStopWaitsForWhoIsAboutToJoin) {
+  Start();
+  Launch({"exec sleep 600", "trap 'exit 3' TERM; touch " + Path("ready") + "; while :; do sleep 0.05; done"});
+  AwaitReady();
+  const auto stays = Staying(0);
+  End(keeper::End::kStop, 60000);
+  Pump();
+  ASSERT_EQ(stays->Next().first, kKeeperStop);
+  FakeRank late(dir_);
+  late.Hello(1, 1, Rank(1, {}).token);
+  EXPECT_EQ(late.Next().first, kKeeperWelcome);
+  EXPECT_EQ(late.Next().first, kKeeperStop) << "it hears of the stop, and was not ended before";
+  EXPECT_TRUE(Alive(WaitStarted(1)->pid));
+}
+
+// A place that is bound to other hardware threads is one, too.
+TEST_F(KeeperKeptTest, AProcessMovesToTheHardwareThreadsOfItsPlace) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "there is one hardware thread";
+  int first = 0;
+  while (!CPU_ISSET(first, &all)) ++first;
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  const auto pid = static_cast<pid_t>(WaitStarted(0)->pid);
+  const auto stays = Staying(0);
+  for (const bool bound : {true, false}) {
+    const uint64_t generation = bound ? 1 : 2;
+    EndKeeping(generation);
+    Release(*stays, generation);
+    ASSERT_NE(WaitGone(generation), nullptr);
+    client_->Send(keeper::BeginGeneration{generation + 1, 1, 1 << 20, "note"});
+    keeper::StartRank start = Rank(0, {"true"}, generation + 1);
+    start.born = 1;
+    if (bound) start.cpus = {first};
+    client_->Send(start);
+    ASSERT_NE(WaitStarted(0, generation + 1), nullptr);
+    EXPECT_EQ(stays->Next().first, kKeeperMember);
+    cpu_set_t now;
+    ASSERT_EQ(sched_getaffinity(pid, sizeof(now), &now), 0);
+    EXPECT_EQ(CPU_COUNT(&now), bound ? 1 : CPU_COUNT(&all));
+  }
 }
 
 TEST_F(KeeperKeptTest, WhoHasNoPlaceInTheNextGenerationIsEnded) {

@@ -52,9 +52,14 @@ void Endings::Begin(GenerationRecord& record, const How& how) {
 
 void Endings::TermRanks(GenerationRecord& record, bool also_sdk) {
   std::vector<ProcessEntry> processes;
+  const bool goes_on = std::any_of(record.ranks.begin(), record.ranks.end(),
+                                   [](const auto& item) { return item.second->stays && !item.second->exit; });
   for (auto& [number, rank] : record.ranks) {
     if (rank->exit || rank->pid <= 0 || (record.keep && rank->stays)) continue;
-    if (!also_sdk && connections_.Of(record.begin.generation, number) != nullptr) continue;
+    // Where processes go on from generation to generation, one that was started in the place of another will
+    // join them, and all of them are needed to save.
+    const bool joins = goes_on || connections_.Of(record.begin.generation, number) != nullptr;
+    if (!also_sdk && joins) continue;
     ranks_.Term(*rank, &processes);
   }
 }
@@ -96,6 +101,7 @@ bool Endings::GraceIsOver(GenerationRecord& record) {
 // environment, unless it has changed that.
 bool Endings::Owns(const GenerationRecord& record, pid_t pid, pid_t top) const {
   if (const auto generation = children_.GenerationOf(top)) return *generation == record.begin.generation;
+  if (record.keep && kept_.OwnsToken(ProcessEnvironment(pid, "GTRAIN_TOKEN"))) return false;
   const auto live = std::count_if(context_.generations.begin(), context_.generations.end(),
                                   [](const auto& item) { return item.second.phase < Phase::kWriting; });
   if (live <= 1) return true;

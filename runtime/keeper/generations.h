@@ -35,8 +35,9 @@ struct ProcessGroup {
 
 struct RankProcess {
   StartRank spec;
-  Kept born;       // as which it was started
-  pid_t pid = -1;  // ours to signal while > 0: only we reap it
+  Kept born;               // as which it was started
+  std::string born_token;  // in its environment, and in that of what it starts
+  pid_t pid = -1;          // ours to signal while > 0: only we reap it
   uint64_t start_time = 0;
   UniqueFd out_write, err_write, in_read;  // until it is started
   UniqueFd in;                             // to its stdin (StartRank::takes_input), until that is at its end

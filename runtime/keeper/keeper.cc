@@ -324,6 +324,7 @@ void Keeper::Do(StartRank& start) {
     auto& rank = record->ranks[start.rank];
     rank = std::make_unique<RankProcess>();
     rank->born = {start.generation, start.rank};
+    rank->born_token = start.token;
     rank->spec = std::move(start);
     ranks_.Prepare(*record, *rank);
   }

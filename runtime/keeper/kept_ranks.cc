@@ -1,6 +1,10 @@
 #include "runtime/keeper/kept_ranks.h"
 
+#include <dirent.h>
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
@@ -32,6 +36,25 @@ void TakeOver(StartRank& spec, StartRank& start) {
   spec.env = std::move(start.env);
   spec.out_path = std::move(start.out_path);
   spec.err_path = std::move(start.err_path);
+  spec.cpus = std::move(start.cpus);
+}
+
+// Its threads run where its new place is; where that is bound to nothing, where the keeper itself may.
+void BindThreads(pid_t pid, const std::vector<int32_t>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int32_t cpu : cpus) {
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
+  }
+  if (cpus.empty() && sched_getaffinity(0, sizeof(set), &set) != 0) return;
+  const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
+  DIR* const folder = opendir(tasks.c_str());
+  if (folder == nullptr) return;
+  while (const dirent* entry = readdir(folder)) {
+    const int thread = atoi(entry->d_name);
+    if (thread > 0) sched_setaffinity(thread, sizeof(set), &set);
+  }
+  closedir(folder);
 }
 
 }  // namespace
@@ -66,7 +89,9 @@ bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
   connections_.Rename({kNoGeneration, it->first}, {start.generation, start.rank});
   kept_.erase(it);
   connection->Send(kKeeperMember, Environment(start));
+  const std::vector<int32_t> cpus = rank->spec.cpus;
   TakeOver(rank->spec, start);
+  if (rank->spec.cpus != cpus) BindThreads(rank->pid, rank->spec.cpus);
   rank->released = false;
   outputs_.GoOn(*rank);
   record.others_reports = record.others_reports || !rank->spec.report_path.empty();
@@ -105,6 +130,22 @@ std::vector<Kept> KeptRanks::List() const {
   return list;
 }
 
+// Nothing else would find them before a generation ends.
+void KeptRanks::EndWhatItStarted(const RankProcess& rank) const {
+  if (rank.born_token.empty()) return;
+  for (const Descendant& found : LivingDescendants(getpid())) {
+    if (found.process.pid != rank.pid &&
+        ProcessEnvironment(found.process.pid, "GTRAIN_TOKEN") == rank.born_token)
+      SignalProcess(found.process, SIGKILL);
+  }
+}
+
+bool KeptRanks::OwnsToken(const std::string& token) const {
+  return !token.empty() && std::any_of(kept_.begin(), kept_.end(), [&](const auto& item) {
+    return item.second.rank->born_token == token && item.second.kill_at_ms == 0;
+  });
+}
+
 // Nobody counts on it: where it was to go on, a process is started. The log has what it said last.
 bool KeptRanks::OnDied(const siginfo_t& info) {
   const auto it = std::find_if(kept_.begin(), kept_.end(),
@@ -123,6 +164,7 @@ bool KeptRanks::OnDied(const siginfo_t& info) {
     stream->Close(context_.now_ms);
   }
   if (RankConnection* connection = connections_.Of(kNoGeneration, it->first)) connection->broken = true;
+  EndWhatItStarted(*waiting.rank);
   kept_.erase(it);
   return true;
 }

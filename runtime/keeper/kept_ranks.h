@@ -37,6 +37,8 @@ class KeptRanks final : public ChildOwner {
   void Advance();
 
   std::vector<Kept> List() const;
+  // Whether an orphan with this $GTRAIN_TOKEN was started by a process that waits.
+  bool OwnsToken(const std::string& token) const;
   bool empty() const { return kept_.empty(); }
   bool AnyEnding() const { return ending_ > 0; }
 
@@ -50,6 +52,8 @@ class KeptRanks final : public ChildOwner {
     int64_t kill_at_ms = 0;   // 0: it may wait
     bool killed = false;
   };
+
+  void EndWhatItStarted(const RankProcess& rank) const;
 
   Context& context_;
   Connections& connections_;

@@ -243,7 +243,9 @@ struct AgentHello {
   takesCopies @16 :Bool;
   copiesOf @17 :List(Text);
   keepsSeals @18 :Bool;
+  kept @19 :List(KeptProcesses);
 }
+struct KeptProcesses { job @0 :Text; processes @1 :List(ProcessId); }
 
 struct AgentHeartbeat { sequence @0 :UInt64; changed @1 :List(RankStatus); freePorts @2 :List(Int32); }
 

@@ -157,6 +157,10 @@ GT_FIELDS(core::NodeNotice) {
 }
 
 // agent -> head
+GT_FIELDS(core::KeptProcesses) {
+  GT_ID(job, Job);
+  GT_LIST(processes, Processes, kRanksMax);
+}
 GT_FIELDS(core::AgentHello) {
   GT_ID_OR_EMPTY(cluster, Cluster);
   GT_ID(incarnation, Incarnation);
@@ -177,6 +181,7 @@ GT_FIELDS(core::AgentHello) {
   GT_PLAIN(takes_copies, TakesCopies);
   GT_ID_LIST(copies_of, CopiesOf, 10000);
   GT_PLAIN(keeps_seals, KeepsSeals);
+  GT_LIST(kept, Kept, 10000);
 }
 GT_FIELDS(core::AgentHeartbeat) {
   GT_PLAIN(sequence, Sequence);

@@ -133,7 +133,8 @@ core::AgentHello SampleHello() {
           .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}},
           .takes_copies = true,
           .copies_of = {kJob},
-          .keeps_seals = true};
+          .keeps_seals = true,
+          .kept = {{kJob, {{{1}, 0}, {{2}, 3}}}}};
 }
 
 }  // namespace

@@ -242,6 +242,40 @@ class ElasticRunTest(harness.GtrainTest):
         ends = {lines[-1][1] for lines in self.trained().values()}
         self.assertEqual(len(ends), 1, ends)
 
+    def test_a_stop_beside_a_kill_saves_what_is_there(self):
+        """The process in the place of the lost rank is not ended before it has joined: all are needed for a save."""
+        self.launch('both', samples=600000, extra=f'checkpoint: {{uri: {self.dir}/ckpt, every: 500 steps}}\n')
+        wait_until('step 30', lambda: self.step() >= 30)
+        os.kill(self.living()[0], signal.SIGKILL)
+        self.gtrain('stop', 'both')
+        self.wait_for_state('both', 'CANCELLED')
+        last = self.step()
+        self.assertGreater(last, 30)
+        saved = self.gtrain('ckpt', 'ls', f'{self.dir}/ckpt').stdout
+        self.assertRegex(saved, rf'\b{last}\b', saved)
+
+    def test_who_waits_for_room_outlives_agent_and_head(self):
+        """H1, P4, N7: below `min` the processes that are left keep the state, whoever of gtrain dies meanwhile."""
+        self.launch('waits', samples=600000)
+        host = os.uname().nodename
+        for verb in ('head', 'agent'):
+            at = self.step()
+            wait_until(f'steps after {at}', lambda: self.step() >= at + 20 and len(self.living()) == 4)
+            before = self.living()
+            self.gtrain('node', 'drain', host, '--deadline', '1s', '--reason', 'test')
+            seen = self.wait_for_state('waits', 'WAITING')
+            self.assertIn('keep its state', seen['reason'])
+            os.kill(self.daemons(verb)[0], signal.SIGKILL)
+            wait_until(f'another {verb}', lambda: len(self.daemons(verb)) == 1)
+            self.assertTrue(all(harness.alive(pid) for pid in before), 'they wait')
+            self.gtrain('node', 'undrain', host)
+            at = self.step()
+            wait_until(f'steps after {at}', lambda: self.step() >= at + 5)
+            self.assertEqual(sorted(self.living()), sorted(before), f'the same processes after the death of the {verb}')
+        self.gtrain('stop', 'waits', '--now')
+        self.wait_for_state('waits', 'CANCELLED')
+        wait_until('nobody is left', lambda: not self.living())
+
     def test_the_same_program_in_a_job_that_restarts(self):
         self.launch('restarts', mode='restart', extra=f'checkpoint: {{uri: {self.dir}/ckpt, every: 10 steps}}\n')
         wait_until('step 25', lambda: self.step() >= 25)

@@ -156,6 +156,14 @@ TEST_F(AgentKeeperTest, WhatIsKeptGoesOn) {
   revoke.generation = {4};
   Step(FromHead{revoke});
   EXPECT_EQ(ToldKept(), kept);
+  // The job has no place here any more: they may go.
+  revoke.keep = false;
+  Step(FromHead{revoke});
+  ASSERT_EQ(All<keeper::EndGeneration>().size(), 1u);
+  EXPECT_FALSE(All<keeper::EndGeneration>()[0].keep);
+  Step(FromHead{revoke});
+  EXPECT_TRUE(All<keeper::EndGeneration>().empty()) << "said once";
+  revoke.keep = true;
   Start(5, {{3}, 0});
   ASSERT_EQ(All<keeper::StartRank>().size(), 1u);
   EXPECT_EQ(All<keeper::StartRank>()[0].born, 3u);
@@ -171,6 +179,27 @@ TEST_F(AgentKeeperTest, WhatIsKeptGoesOn) {
   Step(FromHead{revoke});
   ASSERT_EQ(All<keeper::EndGeneration>().size(), 1u);
   EXPECT_FALSE(All<keeper::EndGeneration>()[0].keep);
+}
+
+// An agent that restarts finds a keeper that has nothing but processes that wait, and says so to the head.
+TEST_F(AgentKeeperTest, WhatWaitsOutlivesTheAgent_P4) {
+  keeper::State state;
+  state.job = kJob.value;
+  state.highest_revoked = 3;
+  state.kept = {{3, 0}};
+  Step(FromKeeper{kJob, state});
+  EXPECT_TRUE(All<keeper::Quit>().empty());
+  Step(HeadUp{"10.0.0.1"});
+  std::vector<KeptProcesses> said;
+  for (const AgentEffect& effect : last_.effects) {
+    const auto* sent = std::get_if<ToHead>(&effect);
+    if (sent == nullptr) continue;
+    if (const auto* hello = std::get_if<AgentHello>(&sent->message)) said = hello->kept;
+  }
+  EXPECT_EQ(said, (std::vector<KeptProcesses>{{kJob, {{{3}, 0}}}}));
+  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  Step(FromHead{ForgetJob{{5}, kJob}});
+  EXPECT_EQ(All<keeper::Quit>().size(), 1u) << "the job is over";
 }
 
 TEST_F(AgentKeeperTest, AMemoryLimitThatNothingEnforcesIsSaidOnce) {

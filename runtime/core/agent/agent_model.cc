@@ -50,4 +50,12 @@ std::vector<HeldGeneration> AgentModel::Held() const {
   return all;
 }
 
+std::vector<KeptProcesses> AgentModel::Kept() const {
+  std::vector<KeptProcesses> all;
+  for (const auto& [job, record] : jobs) {
+    if (!record.kept.empty()) all.push_back({job, record.kept});
+  }
+  return all;
+}
+
 }  // namespace gtrain::core

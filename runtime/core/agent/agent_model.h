@@ -97,6 +97,7 @@ struct AgentModel {
   bool HasLiveGeneration() const;
   // The generations that are here and those that the head has not acknowledged, as a hello tells them.
   std::vector<HeldGeneration> Held() const;
+  std::vector<KeptProcesses> Kept() const;
 
   std::map<JobId, AgentJob> jobs;
   std::vector<JobId> job_order;         // oldest first, bounds jobs

@@ -55,14 +55,19 @@ void Generations::OnRevoke(const Revoke& revoke) {
   AgentJob& record = model_.RecordOf(revoke.job);
   record.revoked = std::max(record.revoked, revoke.generation);
   record.stopping = record.stopping || revoke.mode != EndMode::kReform;
-  End(record, revoke);
+  const bool told = End(record, revoke);
+  if (!revoke.keep && !std::exchange(record.kept, {}).empty() && !told) {
+    GT_PROBE("agent.lets_kept_processes_go");
+    context_.Command(revoke.job, keeper::EndGeneration{revoke.generation.value, keeper::End::kReform, 5000,
+                                                       revoke.reason});
+  }
   if (record.generations.count(revoke.generation) == 0) {  // never started here, or over long ago
     GT_PROBE("agent.revoke_of_unknown");
     OweGone(revoke.job, record, revoke.generation, "");
   }
 }
 
-void Generations::End(AgentJob& record, const Revoke& revoke) {
+bool Generations::End(AgentJob& record, const Revoke& revoke) {
   const JobId& job = revoke.job;
   const Generation up_to = revoke.generation;
   std::set<Generation> ends;
@@ -74,7 +79,7 @@ void Generations::End(AgentJob& record, const Revoke& revoke) {
     ends.insert(number);  // a keeper that has never heard of it answers only where it is named
   }
   TellGone(job, record);
-  if (ends.empty()) return;
+  if (ends.empty()) return false;
   ends.insert(up_to);
   const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(revoke.grace), 0, 24 * 3600 * 1000);
   for (const Generation number : ends) {
@@ -83,6 +88,7 @@ void Generations::End(AgentJob& record, const Revoke& revoke) {
                                                 revoke.reason, revoke.keep});
   }
   context_.Say(absl::StrCat("end ", job.value, " up to generation ", up_to.value, ": ", revoke.reason));
+  return true;
 }
 
 void Generations::OnAckExit(const AckExit& ack) {
@@ -164,7 +170,8 @@ void Generations::OnKeeperLost(const KeeperLost& event) {
 // us.
 bool Generations::LetsEmptyKeeperGo(const JobId& job, const keeper::State& state) {
   const auto known = model_.jobs.find(job);
-  if (!state.generations.empty() || (known != model_.jobs.end() && !known->second.keeper_leaves))
+  if (!state.generations.empty() || !state.kept.empty() ||
+      (known != model_.jobs.end() && !known->second.keeper_leaves))
     return false;
   GT_PROBE("agent.empty_keeper_may_go");
   context_.Say(absl::StrCat("the keeper of ", job.value, " holds nothing any more: it may go"));

@@ -82,6 +82,7 @@ void HeadTalk::SayHello() {
   hello.near_key = config_.near_key;
   hello.takes_copies = config_.near_port > 0;
   hello.keeps_seals = true;
+  hello.kept = model_.Kept();
   for (const auto& [job, folder] : copies_.folders()) hello.copies_of.push_back(job);
   hello.epoch = epoch_;
   hello.epoch_proof = epoch_proof_;

@@ -79,8 +79,10 @@ void Starter::OnGrant(const StartGeneration& start) {
   if (model_.leaving) return;
   Start(start);
   while (model_.jobs.size() > kJobsMax) {
-    const auto old = std::find_if(model_.job_order.begin(), model_.job_order.end(),
-                                  [this](const JobId& job) { return model_.jobs[job].generations.empty(); });
+    const auto old = std::find_if(model_.job_order.begin(), model_.job_order.end(), [this](const JobId& job) {
+      const AgentJob& record = model_.jobs[job];
+      return record.generations.empty() && record.kept.empty();
+    });
     if (old == model_.job_order.end()) break;
     model_.jobs.erase(*old);
     model_.job_order.erase(old);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "base/units.h"
+#include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
 #include "runtime/core/head/restart_policy.h"
@@ -70,6 +71,9 @@ void Faults::Fail(Job& job, FaultRecord fault, Instant now) {
                                : fault.kind == FaultKind::kPreempted ? leaves_.LeaveGrace(job, now)
                                                                      : config_.reform_grace;
   fault.message = Shortened(std::move(fault.message), 2 << 10);
+  // A process that is to blame and has not ended must not go on (a hang: its library answers for it).
+  if (fault.rank >= 0 && job.ExitOf(fault.rank) == nullptr)
+    job.hung.insert(ProcessOf(*job.record.grant, fault.rank));
   const std::string message = fault.message;
   context_.Emit(job, "fault", message);
   job.record.faults.push_back(std::move(fault));
@@ -243,9 +247,10 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   for (const FaultRecord& fault : job.record.faults) committed = std::max(committed, fault.committed);
   if (job.checkpoint) committed = std::max(committed.value_or(job.checkpoint->step), job.checkpoint->step);
   // What processes that go on have in memory is as good as saved.
-  const bool kept = std::ranges::any_of(job.kept, [](const auto& node) { return !node.second.empty(); });
+  const bool kept = !job.kept.empty();
   if (const std::optional<int64_t> step = job.record.faults.back().step; kept && step)
     committed = std::max(committed.value_or(*step), *step);
+  if (kept && committed) job.record.faults.back().progressed = true;  // who goes on is past its first step
   FindStorageFault(job);
   FindCauseOfExit75(job);
   ChargeUnlessEarned(job);

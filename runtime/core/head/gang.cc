@@ -92,4 +92,9 @@ std::vector<RankPlace> ToRankPlaces(const plan::Placement& placement) {
   return places;
 }
 
+ProcessId ProcessOf(const GenerationGrant& grant, int rank) {
+  const ProcessId& process = grant.ranks[static_cast<size_t>(rank)].process;
+  return process.generation.value != 0 ? process : ProcessId{grant.generation, rank};
+}
+
 }  // namespace gtrain::core

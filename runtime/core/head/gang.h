@@ -38,4 +38,7 @@ std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& 
 
 std::vector<RankPlace> ToRankPlaces(const plan::Placement& placement);
 
+// The process of a rank of this generation: one that went on in it, or the one that was started with it.
+ProcessId ProcessOf(const GenerationGrant& grant, int rank);
+
 }  // namespace gtrain::core

@@ -19,14 +19,14 @@ namespace {
 constexpr int kPortFirst = 20'000,
               kPortCount = 10'000;  // below Linux's ephemeral range, if an agent named none
 
-// Processes that wait on a node go on as ranks there: each as the rank that it was, where it can be. What a
-// process may use was said when it began, so its place must have the same GPUs and hardware threads. For r
-// ranks a node, each rank costs r steps here.
+// Processes that wait on a node go on as ranks there: each as the rank that it was, where it can be. A
+// process sees the GPUs that it was started with, so its place must have the same. For r ranks a node, each
+// rank costs r steps here.
 std::vector<RankPlace> WithKept(const Job& job, std::vector<RankPlace> places) {
   if (job.kept.empty() || !job.record.grant) return places;
   std::map<NodeId, std::vector<RankPlace>> before;  // of those that wait
   for (RankPlace place : job.record.grant->ranks) {
-    if (place.process.generation.value == 0) place.process = {job.record.grant->generation, place.rank};
+    place.process = ProcessOf(*job.record.grant, place.rank);
     const auto there = job.kept.find(place.node);
     const bool waits = there != job.kept.end() && std::ranges::count(there->second, place.process) > 0 &&
                        !job.hung.contains(place.process);
@@ -37,7 +37,7 @@ std::vector<RankPlace> WithKept(const Job& job, std::vector<RankPlace> places) {
       if (place.process.generation.value != 0) continue;
       std::vector<RankPlace>& here = before[place.node];
       const auto it = std::ranges::find_if(here, [&](const RankPlace& was) {
-        return was.cpus == place.cpus && was.gpus == place.gpus && (!same_rank || was.rank == place.rank);
+        return was.gpus == place.gpus && (!same_rank || was.rank == place.rank);
       });
       if (it == here.end()) continue;
       place.process = it->process;
@@ -75,12 +75,24 @@ int Grants::PickPort(const Job& job, const NodeId& node) {
   return port;
 }
 
-void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
-  JobRecord& record = job.record;
-  if (record.grant) {
-    job.past[record.generation] = *record.grant;
-    if (job.past.size() > 16) job.past.erase(job.past.begin());
+// Processes that wait where the next generation has no place, or for which there is none for long.
+void Grants::LetKeptGo(Job& job, const std::vector<NodeId>& but, const std::string& why) {
+  for (const auto& [node, processes] : job.kept) {
+    if (std::ranges::count(but, node) > 0) continue;
+    GT_PROBE("head.lets_kept_processes_go");
+    context_.Send(node, SendKind::kNow,
+                  Revoke{model_.epoch(), job.record.id, job.record.revoked, EndMode::kReform,
+                         config_.reform_grace, why});
   }
+  std::erase_if(job.kept, [&](const auto& item) { return std::ranges::count(but, item.first) == 0; });
+  job.keep_until.reset();
+}
+
+void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
+  LetKeptGo(job, placement.nodes, "the next generation has no place there");
+  JobRecord& record = job.record;
+  if (record.grant) job.past[record.generation] = *record.grant;
+  if (job.past.size() > 16) job.past.erase(job.past.begin());
   const bool resumes = record.generation.value > 0 && !record.faults.empty() &&
                        record.faults.back().kind != FaultKind::kAddressInUse;
   GenerationGrant grant;

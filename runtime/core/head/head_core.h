@@ -65,6 +65,7 @@ struct HeadConfig {
   // Grant to the joining of processes that go on in it, and five steps more: one may be in the middle of its
   // step when it hears of the end.
   absl::Duration return_timeout = absl::Seconds(60);
+  absl::Duration keep_wait = absl::Minutes(10);  // processes wait so long for a generation that finds no room
   absl::Duration query_timeout = absl::Seconds(10);    // AgentQuery to AgentAnswer
   absl::Duration events_wait_max = absl::Seconds(30);  // long poll
   absl::Duration client_lease = absl::Seconds(60);     // end_with_client: silence that ends the job

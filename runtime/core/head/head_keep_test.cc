@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -110,6 +111,119 @@ TEST_F(HeadKeepTest, WhoDoesNotComeBackIsNotWaitedForForEver) {
   Pass(absl::Seconds(30), {"1"});
   ASSERT_FALSE(Sent<StartGeneration>().empty());
   EXPECT_THAT(Processes(), ElementsAre((ProcessId{{1}, 0}), ProcessId{}, (ProcessId{{2}, 2})));
+}
+
+// The process of a rank that stands still is to blame: nobody takes it into the next generation.
+TEST_F(HeadKeepTest, AHungProcessThatIsEndedDoesNotGoOn_P16) {
+  Hello("1");
+  const JobId job = Submit("train 2 2 in-place stall20s stall-kill");
+  StartRanks(job);
+  FromNode("1", AgentHeartbeat{1, {Step(job, 1, 0, 6), Step(job, 1, 1, 5)}, {}});
+  sent_.clear();
+  Pass(absl::Minutes(1), {"1"});
+  ASSERT_FALSE(Sent<Revoke>().empty());
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
+  Pass(absl::Seconds(5), {"1"});
+  ASSERT_FALSE(Sent<StartGeneration>().empty());
+  EXPECT_THAT(Processes(), ElementsAre((ProcessId{{1}, 0}), ProcessId{})) << "rank 1 was behind";
+}
+
+// A crash before the first step of a generation is one of a job that has come far, if processes go on.
+TEST_F(HeadKeepTest, TwoQuickCrashesAreNotThoseOfAProgramThatNeverRan) {
+  Hello("1");
+  const JobId job = Submit("train 2 2 in-place");
+  StartRanks(job);
+  FromNode("1", AgentHeartbeat{1, {Step(job, 1, 0, 50)}, {}});
+  for (uint64_t generation = 1; generation <= 4; ++generation) {
+    Kill("1", job, generation, 1);
+    FromNode("1", GenerationGone{job, {generation}, true, "", {{{1}, 0}}});
+    Pass(absl::Minutes(1), {"1"});
+    ASSERT_NE(State(job), "FAILED") << Status(job).at("reason");
+    StartRanks(job);
+  }
+}
+
+// A machine that a job leaves (a drain, a smaller world) keeps nothing of it.
+TEST_F(HeadKeepTest, WhoWaitsWhereThereIsNoPlaceIsEnded) {
+  Hello("1");
+  Hello("2");
+  Hello("3");
+  const JobId job = Submit("train 2 2 one-per-node in-place");
+  StartRanks(job);
+  const std::string left = Sent<StartGeneration>()[0].first;
+  FromClient(ClientDrainNode{"host-" + left, absl::ZeroDuration(), "repair"}, "", Role::kAdmin);
+  Pass(absl::Minutes(1), {"1", "2", "3"});
+  std::vector<std::string> nodes;
+  for (const auto& [node, start] : Sent<StartGeneration>()) {
+    if (start.grant.generation.value == 1) nodes.push_back(node);
+  }
+  sent_.clear();
+  for (const std::string& node : nodes) {
+    const int rank = node == nodes[0] ? 0 : 1;
+    FromNode(node, GenerationGone{job, {1}, true, "", {{{1}, rank}}});
+  }
+  Pass(absl::Seconds(5), {"1", "2", "3"});
+  std::vector<std::string> told;
+  for (const auto& [node, revoke] : Sent<Revoke>()) {
+    if (!revoke.keep) told.push_back(node);
+  }
+  EXPECT_THAT(told, ElementsAre(left));
+}
+
+// H1, P4: a head that restarts hears of those that wait from the nodes, and so does one whose agent
+// restarted.
+TEST_F(HeadKeepTest, WhoWaitsOutlivesTheHead_H1) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node in-place");
+  StartRanks(job);
+  FromNode("1", AgentHeartbeat{1, {Step(job, 1, 0, 5)}, {}});
+  Kill("2", job, 1, 1);
+  FromClient(ClientDrainNode{"host-2", absl::ZeroDuration(), "repair"}, "", Role::kAdmin);
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}}});
+  FromNode("2", GenerationGone{job, {1}});
+  Pass(absl::Seconds(5), {"1", "2"});
+  ASSERT_EQ(State(job), "WAITING");
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(),
+              ::testing::HasSubstr("1 process keeps its state for 10m"));
+  Boot();
+  sent_.clear();
+  kept_hello_ = {{job, {{{1}, 0}}}, {JobId("gone-7"), {{{1}, 0}}}};
+  Hello("1");
+  kept_hello_.clear();
+  ASSERT_THAT(Sent<ForgetJob>(), SizeIs(1));
+  EXPECT_EQ(Sent<ForgetJob>()[0].second.job, JobId("gone-7"));
+  Hello("2");
+  Hello("3");
+  Pass(absl::Minutes(1), {"1", "2", "3"});
+  ASSERT_FALSE(Sent<StartGeneration>().empty());
+  const auto& ranks = Sent<StartGeneration>().back().second.grant.ranks;
+  EXPECT_EQ(std::ranges::count_if(ranks,
+                                  [](const RankPlace& place) {
+                                    return place.process == ProcessId{{1}, 0};
+                                  }),
+            1);
+}
+
+// No room for another generation: who waits is a load on its machine, and not for ever.
+TEST_F(HeadKeepTest, WhoWaitsForRoomInVainIsEnded) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node in-place");
+  StartRanks(job);
+  FromNode("1", GenerationGone{job, {0}});
+  FromClient(ClientDrainNode{"host-2", absl::ZeroDuration(), "repair"}, "", Role::kAdmin);
+  Pass(absl::Minutes(1), {"1", "2"});
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}}});
+  FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 1}}});
+  Pass(absl::Seconds(5), {"1", "2"});
+  ASSERT_EQ(State(job), "WAITING");
+  const JobId other = Submit("other 4 4");
+  EXPECT_EQ(State(other), "QUEUED") << "the process that waits has its memory still";
+  sent_.clear();
+  Pass(config_.keep_wait + absl::Seconds(10), {"1", "2"});
+  EXPECT_FALSE(Sent<Revoke>().empty());
+  EXPECT_NE(State(other), "QUEUED");
 }
 
 // Steps that survivors keep in memory pay for crashes as steps in a checkpoint do: the hundredth is mended as

@@ -43,7 +43,7 @@ HeadState::HeadState(HeadConfig config, Rng rng)
       queries_(context_, model_, stalls_),
       stalls_(context_, model_, faults_, queries_),
       ranks_(context_, model_, life_, faults_, progress_, stalls_, sizing_, leaves_, recovery_),
-      timers_(context_, model_, life_, faults_, links_, leaves_, ranks_, stalls_, polls_),
+      timers_(context_, model_, life_, grants_, faults_, links_, leaves_, ranks_, stalls_, polls_),
       scheduler_(context_, model_, placer_, grants_, life_, timers_, directories_, sizing_, recovery_),
       reconciler_(context_, model_, recovery_, life_, grants_, faults_, ranks_, leaves_, copies_),
       recovery_(context_, model_, membership_, reconciler_, life_, grants_, faults_, ranks_, copies_, over_,

@@ -158,6 +158,7 @@ void HeadTestWorld::Hello(const std::string& node, int cpus, std::vector<HeldGen
   hello.inventory.memory_bytes = uint64_t{8} << 30;
   hello.free_ports = {25000, 25001, 25002};
   hello.held = std::move(held);
+  hello.kept = kept_hello_;
   auto& [last, number] = connections_[node];
   // A new life comes on the old connection: on a new one it would be a rival of the one that was just heard.
   if (last != incarnation && number > 0) --number;

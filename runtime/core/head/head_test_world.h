@@ -69,6 +69,7 @@ class HeadTestWorld : public ::testing::Test {
 
   std::string RouteOf(const std::string& node);
 
+  std::vector<KeptProcesses> kept_hello_;                           // what the next Hello says that waits
   std::map<std::string, std::pair<std::string, int>> connections_;  // incarnation, number
   HeadConfig config_;
   ManualClock clock_;

@@ -131,6 +131,7 @@ struct Job {
   std::optional<StallVerdict> stalled, stuck;  // no step; neither output nor processor time
   std::string placement_reason;
   std::map<NodeId, std::vector<ProcessId>> kept;  // processes that wait there for the next generation
+  std::optional<Instant> keep_until;              // no longer, where no room is found
   std::set<ProcessId> hung;                       // of these, those that did not come to the last one
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
   std::map<NodeId, NodePace> paces;
@@ -149,7 +150,10 @@ struct Job {
   std::deque<std::shared_ptr<const EmitEvent>> events;  // shared with the documents that tell them
 
   // Between two generations, and its nodes stay its own.
-  bool KeepsPlace() const { return record.state == JobState::kReconfiguring || record.waits_for_storage; }
+  // Processes that wait for another generation have their memory and their GPUs.
+  bool KeepsPlace() const {
+    return record.state == JobState::kReconfiguring || record.waits_for_storage || !kept.empty();
+  }
   // A generation that is granted and not revoked.
   bool Live() const {
     return !IsFinal(record.state) && record.grant.has_value() && record.generation > record.revoked;

@@ -266,6 +266,8 @@ void JobLife::Finish(Job& job, JobState state, std::string reason) {
     context_.Do(WriteFailure{record.id, record.run_dir, FailureOf(model_, job, context_.step_at())});
   context_.Do(*ResultOf(model_, record.id, context_.step_at()));
   job.exchange.reset();
+  job.kept.clear();  // they end with what is forgotten
+  job.keep_until.reset();
   job.blocked_by.clear();
   model_.active_at = context_.step_at();
   model_.schedule = model_.schedule || record.grant.has_value();  // without one it held nothing

@@ -6,6 +6,7 @@
 #include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/head/faults.h"
+#include "runtime/core/head/grants.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
 #include "runtime/core/head/links.h"
@@ -15,11 +16,12 @@
 
 namespace gtrain::core {
 
-JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Links& links,
-                     Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls)
+JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
+                     Links& links, Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls)
     : model_(model),
       config_(context.config()),
       life_(life),
+      grants_(grants),
       faults_(faults),
       links_(links),
       leaves_(leaves),
@@ -38,12 +40,13 @@ void JobTimers::Run(Job& job, Instant now) {
     ranks_.SayWhoLeft(job, nullptr);
   }
   if (job.Live() && job.cause_at && *job.cause_at <= now) return faults_.FailBy75(job, now);
+  LetWaitingGo(job, now);
   if (job.not_before && *job.not_before <= now && job.Wanting()) {
     job.not_before.reset();
     model_.schedule = true;
   }
   if (job.Live() && job.start_deadline && *job.start_deadline <= now) return FailLateStart(job, now);
-  if (job.Live() && job.return_deadline && *job.return_deadline <= now) FailHungProcesses(job, now);
+  FailHungProcesses(job, now);
   if (EndIfItsTimeIsUp(job, now)) return;
   stalls_.CheckStalls(job, now);
 }
@@ -65,9 +68,16 @@ void JobTimers::FailLateStart(Job& job, Instant now) {
   faults_.Fail(job, std::move(fault), now);
 }
 
+void JobTimers::LetWaitingGo(Job& job, Instant now) {
+  if (!job.keep_until || now < *job.keep_until) return;
+  grants_.LetKeptGo(job, {}, "there was no room for another generation for long");
+  model_.schedule = true;
+}
+
 // The library of a process that goes on answers for it, also when its program hangs. Such a process is ended
 // with this generation, and the others go on.
 void JobTimers::FailHungProcesses(Job& job, Instant now) {
+  if (!job.Live() || !job.return_deadline || now < *job.return_deadline) return;
   job.return_deadline.reset();
   const RankPlace* first = nullptr;
   for (const RankPlace& place : job.record.grant->ranks) {
@@ -121,6 +131,7 @@ std::optional<Instant> JobTimers::NextDeadline(const Job& job) const {
   };
   sooner(job.fenced_at ? job.fenced_at : job.gone_deadline);
   sooner(job.Wanting() ? job.not_before : std::nullopt);
+  sooner(job.keep_until);
   for (const Instant until : job.avoided_until) sooner(until);
   if (!job.Live() && !job.Wanting()) return next;
   if (job.spec.time_limit && job.run_mark)

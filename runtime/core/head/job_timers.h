@@ -10,6 +10,7 @@
 namespace gtrain::core {
 
 class Faults;
+class Grants;
 class JobLife;
 class Leaves;
 class Links;
@@ -19,8 +20,8 @@ class Stalls;
 
 class JobTimers {
  public:
-  JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Links& links,
-            Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls);
+  JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
+            Links& links, Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls);
 
   void Run(Job& job, Instant now);
   // Holds also between two generations: one that is granted only to be ended at once helps nobody.
@@ -28,12 +29,14 @@ class JobTimers {
   std::optional<Instant> NextDeadline(const Job& job) const;
 
  private:
+  void LetWaitingGo(Job& job, Instant now);
   void FailHungProcesses(Job& job, Instant now);
   void FailLateStart(Job& job, Instant now);
 
   HeadModel& model_;
   const HeadConfig& config_;
   JobLife& life_;
+  Grants& grants_;
   Faults& faults_;
   Links& links_;
   Leaves& leaves_;

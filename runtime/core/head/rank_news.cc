@@ -177,7 +177,8 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
     ++context_.counters().stale_dropped;
     return;
   }
-  job->kept[node.record.id] = gone.kept;
+  job->kept.erase(node.record.id);
+  if (!gone.kept.empty() && !IsFinal(job->record.state)) job->kept[node.record.id] = gone.kept;
   life_.Release(*job, node.record.id, now);
 }
 

@@ -29,6 +29,7 @@ Reconciler::Reconciler(HeadContext& context, HeadModel& model, Recovery& recover
 
 void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated,
                            Instant now) {
+  TakeKept(node.record.id, hello);
   std::map<JobId, std::vector<const HeldGeneration*>> held;
   std::vector<const HeldGeneration*> over;
   std::set<JobId> described;  // what the node says of these follows
@@ -57,6 +58,20 @@ void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarna
     EndForgotten(node.record.id, *generation, model_.FindJob(generation->job) != nullptr);
   }
   copies_.SettleCopies(node.record.id, hello);
+}
+
+// A head that restarted knows of no process that waits, and of an agent that restarted nobody knows what it
+// has said.
+void Reconciler::TakeKept(const NodeId& node, const AgentHello& hello) {
+  for (const KeptProcesses& kept : hello.kept) {
+    Job* job = model_.FindJob(kept.job);
+    if (job != nullptr && !IsFinal(job->record.state)) {
+      if (!job->Live()) job->kept[node] = kept.processes;
+      continue;
+    }
+    GT_PROBE("head.ends_kept_processes_of_a_forgotten_job");
+    context_.Send(node, SendKind::kReply, ForgetJob{model_.epoch(), kept.job});
+  }
 }
 
 void Reconciler::EndForgotten(const NodeId& node, const HeldGeneration& held, bool known) {

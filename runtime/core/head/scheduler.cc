@@ -78,7 +78,7 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
   if (timers_.EndIfItsTimeIsUp(job, now)) return true;
   const plan::Placement placement = placer_.PlacementFor(job);
   if (!placement.placed) {
-    NotPlaced(job, placement);
+    NotPlaced(job, placement, now);
     return false;
   }
   if (!directories_.DirectoryIsFree(job, now))
@@ -120,7 +120,8 @@ void Scheduler::ExplainBlockers(Job& job, const plan::Placement& placement, cons
   }
 }
 
-void Scheduler::NotPlaced(Job& job, const plan::Placement& placement) {
+void Scheduler::NotPlaced(Job& job, const plan::Placement& placement, Instant now) {
+  if (!job.kept.empty() && !job.keep_until) job.keep_until = now + config_.keep_wait;
   job.record.waits_for_storage = false;
   const plan::Placement empty = placer_.PlacementAlone(job);
   job.sizing.never_fits = !empty.placed;
@@ -133,7 +134,14 @@ void Scheduler::NotPlaced(Job& job, const plan::Placement& placement) {
   if (job.record.generation.value == 0 && config_.expected_nodes && alive >= *config_.expected_nodes) {
     return life_.Finish(job, JobState::kFailed, absl::StrCat("can never fit this cluster: ", empty.reason));
   }
-  const char* safe = job.record.generation.value > 0 ? "; its state is safe and it resumes by itself" : "";
+  std::string safe = job.record.generation.value > 0 ? "; its state is safe and it resumes by itself" : "";
+  if (!job.kept.empty()) {
+    size_t processes = 0;
+    for (const auto& [node, kept] : job.kept) processes += kept.size();
+    safe = absl::StrCat("; ", processes, processes == 1 ? " process keeps" : " processes keep",
+                        " its state for ", PrintDuration(config_.keep_wait),
+                        " at most, and it resumes by itself");
+  }
   life_.Move(job, JobState::kWaiting, absl::StrCat(placement.reason, safe));
 }
 

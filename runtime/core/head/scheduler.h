@@ -33,7 +33,7 @@ class Scheduler {
 
  private:
   bool TryPlace(Job& job, Instant now);
-  void NotPlaced(Job& job, const plan::Placement& placement);
+  void NotPlaced(Job& job, const plan::Placement& placement, Instant now);
   void ExplainBlockers(Job& job, const plan::Placement& placement, const plan::Placement& empty);
 
   HeadModel& model_;

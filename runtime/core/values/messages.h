@@ -217,6 +217,13 @@ struct NodeNotice {
 
 // ---------------------------------------------------------------- agent -> head
 
+// Processes of a job that wait on this node for another generation.
+struct KeptProcesses {
+  JobId job;
+  std::vector<ProcessId> processes;
+  bool operator==(const KeptProcesses&) const = default;
+};
+
 struct AgentHello {
   ClusterId cluster;
   Incarnation incarnation;
@@ -239,6 +246,7 @@ struct AgentHello {
   bool takes_copies = false;     // it knows KeepCopies
   std::vector<JobId> copies_of;  // jobs of whose checkpoints it may have copies
   bool keeps_seals = false;      // it knows GrantSeal
+  std::vector<KeptProcesses> kept;
   bool operator==(const AgentHello&) const = default;
 };
 
