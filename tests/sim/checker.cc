@@ -830,7 +830,12 @@ void Checker::CheckTrueRoom(const RankProcess& rank, int cpus) {
   here[&rank] = cpus;
   const int room = cpus_of(node_on(rank.machine));
   int used = 0;
-  for (const auto& [other, taken] : here) used += other->stuck || !other->exited ? 0 : taken;
+  int kept = 0;
+  for (const auto& [other, taken] : here) {
+    if (other->stuck || !other->exited) continue;
+    (other->kept ? kept : used) += taken;
+  }
+  if (used <= room && used + kept > room) ++kernel_.counts["rank starts in the room of kept processes"];
   if (used <= room || shares_key(rank.machine) || CloudKeptItsMachine(rank.machine)) return;
   std::set<std::string> who;
   for (const auto& [other, taken] : here) who.insert(G(other->job, other->generation));
@@ -900,6 +905,14 @@ void Checker::GangSteps(const Gang& gang) {
   truth.stalled = kernel_.now() - truth.stepped_at;
   truth.stepped_at = kernel_.now();
   if (truth.revoked) ++kernel_.counts["step of a revoked generation"];
+}
+
+// Nobody can see what a process has in memory: its word counts, and a lie spends no budget but its job's.
+void Checker::RankLies(const RankProcess& rank, int64_t step) {
+  const spec::JobSpec* spec = SpecOf(rank.job);
+  if (spec == nullptr || !spec->in_place) return;
+  JobTruth& job = jobs_[rank.job];
+  job.step_in_memory = std::max(job.step_in_memory, step);
 }
 
 // INV-1: one entry barrier a generation.

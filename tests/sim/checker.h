@@ -65,6 +65,7 @@ class Checker {
   int Kept(const JobId& job) const;
   void RankMeetsStorageFault(const RankProcess& rank);  // it says so and is about to end
   void GangSteps(const Gang& gang);
+  void RankLies(const RankProcess& rank, int64_t step);  // it says that it has made this step
   void BarrierPassed(const RankProcess& rank, const std::vector<std::string>& blobs);
 
   // Clients.
@@ -113,7 +114,7 @@ class Checker {
     int64_t checkpoint_at = 0;               // when the head's record of it was durable
     std::set<uint64_t> noticed_in;           // generations that a notice has ended
     int64_t highest_step = -1;               // of all durable checkpoints
-    int64_t step_in_memory = -1;             // the highest that processes which stay have made
+    int64_t step_in_memory = -1;             // the highest that processes of a job in place have, or say so
     uint64_t fault_decided = 0;              // the generation of the newest fault that was judged
     std::map<NodeId, uint64_t> revoke_left;  // to this node, by this life of the head
   };

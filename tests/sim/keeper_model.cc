@@ -273,7 +273,7 @@ void KeeperModel::Take(Generation& generation) {
   const std::weak_ptr<KeeperModel> self = shared_from_this();
   for (auto it = generation.ranks.begin(); it != generation.ranks.end();) {
     const RankPtr process = it->second.process;
-    if (it->second.exit || it->second.termed || !process->alive || !process->released) {
+    if (it->second.exit || process->termed || !process->alive || !process->released) {
       ++it;
       continue;
     }
@@ -397,7 +397,6 @@ void KeeperModel::End(uint64_t number, Generation& generation, const How& how) {
       if (spared && !rank.process->asked_to_end) ranks_.Revoke(rank.process);
       if (spared) continue;
       list.push_back(rank.process);
-      rank.termed = true;
     }
     return list;
   }();

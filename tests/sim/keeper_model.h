@@ -33,7 +33,6 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
     RankPtr process;
     std::optional<keeper::Exited> exit;
     bool acked = false;
-    bool termed = false;  // it got SIGTERM, and is kept no more
     std::deque<keeper::RelayUp> relays;
   };
   struct Generation {

@@ -261,7 +261,10 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
   } else {
     ReportLinks(gang);
     for (const auto& [number, rank] : gang.ranks) {
-      if (rank->alive && rank->lies && rank->report && IsOf(*rank, gang)) rank->report("{\"step\":999999}\n");
+      if (!rank->alive || !rank->lies || !rank->report || !IsOf(*rank, gang)) continue;
+      constexpr int64_t kLie = 999999;
+      rank->report(absl::StrCat("{\"step\":", kLie, "}\n"));
+      checker_.RankLies(*rank, kLie);
     }
   }
   kernel_.After(program.step_time, [this, job, generation] { Tick(job, generation); });
@@ -312,6 +315,7 @@ void Ranks::Term(const RankPtr& rank, bool save) {
   if (!rank->alive) return;
   rank->asked_to_end = true;
   rank->over = rank->over || !save;
+  rank->termed = rank->termed || !save;
   if (rank->hung || rank->stuck || rank->frozen || kernel_.rng.Chance(ProgramOf(rank->job).ignores_term))
     return;
   kernel_.After(kernel_.Between(5 * kMs, save ? 4 * kSec : 1500 * kMs), [this, rank, save] {

@@ -57,6 +57,7 @@ struct RankProcess {
   keeper::Kept born;                // the rank as which it was started
   bool in_place = false;            // its environment says that the job lets it stay
   bool stays = false;               // it has said that it can go on in another generation
+  bool termed = false;              // it got SIGTERM, and can go on no more
   bool released = false;            // nothing that it says belongs to its generation any more
   bool kept = false;                // it waits between two generations
   bool deaf = false;                // its connection to its keeper is gone

@@ -73,8 +73,10 @@ void Generations::End(AgentJob& record, const Revoke& revoke) {
     generation.ended = true;
     ends.insert(number);  // a keeper that has never heard of it answers only where it is named
   }
+  const bool ends_kept = !revoke.keep && !record.kept.empty();
+  if (ends_kept) record.kept.clear();
   TellGone(job, record);
-  if (ends.empty()) return;
+  if (ends.empty() && !ends_kept) return;
   ends.insert(up_to);
   const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(revoke.grace), 0, 24 * 3600 * 1000);
   for (const Generation number : ends) {
@@ -132,6 +134,7 @@ void Generations::OnRanksLeft(const RanksLeft& left) {
 void Generations::OnKeeperLost(const KeeperLost& event) {
   const auto it = model_.jobs.find(event.job);
   if (it == model_.jobs.end()) return;
+  it->second.kept.clear();
   if (std::exchange(it->second.keeper_leaves, false)) {
     const std::optional<StartGeneration> next = std::exchange(it->second.next, std::nullopt);
     if (next) starter_.Start(*next);
@@ -164,7 +167,8 @@ void Generations::OnKeeperLost(const KeeperLost& event) {
 // us.
 bool Generations::LetsEmptyKeeperGo(const JobId& job, const keeper::State& state) {
   const auto known = model_.jobs.find(job);
-  if (!state.generations.empty() || (known != model_.jobs.end() && !known->second.keeper_leaves))
+  if (!state.generations.empty() || !state.kept.empty() ||
+      (known != model_.jobs.end() && !known->second.keeper_leaves))
     return false;
   GT_PROBE("agent.empty_keeper_may_go");
   context_.Say(absl::StrCat("the keeper of ", job.value, " holds nothing any more: it may go"));
@@ -221,6 +225,14 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
     if (held.gone) OnGone(job, keeper::Gone{held.generation, held.clean, "", state.kept});
   }
   EndWhatNeverBegan(job, record, state);
+  if (context_.welcomed()) TellKept(job, record);
+}
+
+// The head may not have heard of those, or no more: it gives them a place or has them ended.
+void Generations::TellKept(const JobId& job, AgentJob& record) {
+  if (record.kept.empty() || record.forgotten) return;
+  GT_PROBE("agent.tells_what_is_kept");
+  OweGone(job, record, record.revoked, "");
 }
 
 // Reads the note that the agent which began the generation left with the keeper.

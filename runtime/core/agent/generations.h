@@ -41,6 +41,8 @@ class Generations {
   void OweGone(const JobId& job, AgentJob& record, Generation generation, const std::string& message);
   // Tells the head which generations are gone, none before those that are older.
   void TellGone(const JobId& job, AgentJob& record);
+  // Likewise of the processes that wait here, at each welcome.
+  void TellKept(const JobId& job, AgentJob& record);
   // Forgets the generations of which the head has acknowledged everything.
   void FinishIfSettled(const JobId& job);
 

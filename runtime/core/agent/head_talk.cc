@@ -147,6 +147,7 @@ void HeadTalk::RepeatToNewHead() {
       for (auto& [rank, info] : generation.ranks) info.out.next_piece = info.err.next_piece = 0;
     }
     generations_.TellGone(job, record);
+    generations_.TellKept(job, record);
     for (auto& [number, generation] : record.generations) {
       // Committed while no head listened, it pays for faults as any other (restart_policy.h).
       if (generation.checkpoint) context_.Tell(*generation.checkpoint);

@@ -80,6 +80,9 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
     job.past[record.generation] = *record.grant;
     if (job.past.size() > 16) job.past.erase(job.past.begin());
   }
+  for (const auto& [node, kept] : job.kept) {
+    if (!kept.empty() && std::ranges::count(placement.nodes, node) == 0) life_.EndKept(job, node);
+  }
   const bool resumes = record.generation.value > 0 && !record.faults.empty() &&
                        record.faults.back().kind != FaultKind::kAddressInUse;
   GenerationGrant grant;
