@@ -681,7 +681,11 @@ void Checker::AgentOrders(const Machine& machine, const core::ToKeeper& order) {
     }
   } else if (std::holds_alternative<keeper::Quit>(order.command)) {
     const auto keeper = machine.keepers().find(order.job);
-    const bool empty = keeper == machine.keepers().end() || keeper->second->Processes().empty();
+    bool empty = true;  // but for kept processes that are being ended
+    if (keeper != machine.keepers().end()) {
+      for (const RankPtr& process : keeper->second->Processes())
+        empty = empty && process->kept && process->termed;
+    }
     if (!empty && !agent.forgotten.contains(order.job) && !agent.shutdown) {
       kernel_.Fail("INV-7", absl::StrCat("m", machine.index(), " ends the keeper of ", order.job.value,
                                          " and was not told to"));

@@ -443,8 +443,9 @@ void KeeperModel::Advance(uint64_t number) {
   const auto it = generations_.find(number);
   if (it != generations_.end() && it->second.phase != Phase::kGone) {
     Generation& generation = it->second;
-    const bool let_go = std::all_of(generation.ranks.begin(), generation.ranks.end(), [](const auto& item) {
-      return item.second.exit || item.second.process->released;
+    const bool let_go = std::ranges::all_of(generation.ranks, [](const auto& item) {
+      const RankProcess& process = *item.second.process;
+      return item.second.exit || (process.released && !process.termed);
     });
     if (generation.phase == Phase::kEnding && generation.keep && let_go) Take(generation);
     const bool exited = std::all_of(generation.ranks.begin(), generation.ranks.end(),
