@@ -74,14 +74,19 @@ int Grants::PickPort(const Job& job, const NodeId& node) {
   return port;
 }
 
+// The keepers of the next generation's nodes end what has no place in it; other nodes would wait for ever.
+void Grants::EndLeftOut(Job& job) {
+  for (const auto& [node, kept] : job.kept) {
+    if (!kept.empty() && !job.HoldsNode(node)) life_.EndKept(job, node);
+  }
+  job.kept.clear();
+}
+
 void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   JobRecord& record = job.record;
   if (record.grant) {
     job.past[record.generation] = *record.grant;
     if (job.past.size() > 16) job.past.erase(job.past.begin());
-  }
-  for (const auto& [node, kept] : job.kept) {
-    if (!kept.empty() && std::ranges::count(placement.nodes, node) == 0) life_.EndKept(job, node);
   }
   const bool resumes = record.generation.value > 0 && !record.faults.empty() &&
                        record.faults.back().kind != FaultKind::kAddressInUse;
@@ -161,7 +166,7 @@ void Grants::SendGrant(const Job& job, const std::vector<NodeId>& nodes) {
 }
 
 void Grants::ResetLive(Job& job, Instant now) {
-  job.kept.clear();
+  EndLeftOut(job);
   const GenerationGrant& grant = *job.record.grant;
   job.ranks.assign(grant.ranks.size(), RankLive{});
   for (size_t i = 0; i < job.ranks.size(); ++i) {

@@ -29,6 +29,7 @@ class Grants {
   void ResetLive(Job& job, Instant now);
 
  private:
+  void EndLeftOut(Job& job);
   int PickPort(const Job& job, const NodeId& node);
 
   HeadContext& context_;
