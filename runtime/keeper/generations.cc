@@ -19,8 +19,9 @@ bool ItsGroupStillSaves(const GenerationRecord& record, const RankProcess& rank)
 
 bool GenerationRecord::AllLetGo() const {
   if (AllEnded() || !keep) return AllEnded();
-  return std::all_of(ranks.begin(), ranks.end(),
-                     [](const auto& item) { return item.second->exit || item.second->released; });
+  return std::all_of(ranks.begin(), ranks.end(), [](const auto& item) {
+    return item.second->exit || (item.second->released && !item.second->termed);
+  });
 }
 
 GenerationRecord* Generations::Find(uint64_t generation) {

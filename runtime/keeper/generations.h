@@ -104,7 +104,8 @@ struct GenerationRecord {
   std::string gone_message;
 
   bool AllEnded() const { return ended == ranks.size(); }
-  // True when nothing of its processes is waited for: each has ended, or is kept and has let go of it.
+  // True when nothing of its processes is waited for: each has ended, or is kept and has let go of it. One
+  // that got SIGTERM before it said that it stays has its grace.
   bool AllLetGo() const;
 };
 

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/probe.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head/restart_policy.h"
 #include "runtime/core/values/job_records.h"
@@ -19,7 +20,11 @@ constexpr int64_t kSlack = 3 * kSec;  // how far truth and the head's own measur
 
 uint64_t HashOf(const core::GenerationGrant& grant) {
   std::string text = absl::StrCat(grant.timeline.value, "|", grant.master_port);
-  for (const core::RankPlace& rank : grant.ranks) absl::StrAppend(&text, "|", rank.node.value);
+  for (const core::RankPlace& rank : grant.ranks) {
+    absl::StrAppend(&text, "|", rank.node.value);
+    if (rank.process.generation.value == 0) continue;
+    absl::StrAppend(&text, " ", rank.process.generation.value, "/", rank.process.rank);
+  }
   return std::hash<std::string>()(text);
 }
 
@@ -252,6 +257,7 @@ void Checker::CheckGrant(const NodeId& node, const core::StartGeneration& start)
     kernel_.Fail("INV-1", absl::StrCat(G(grant.job, g), " is granted twice with different places"));
   }
   if (truth.content != 0) return;
+  CheckProcesses(grant);
   truth.content = content;
   truth.grant = grant;
   truth.granted_at = truth.stepped_at = kernel_.now();
@@ -262,6 +268,33 @@ void Checker::CheckGrant(const NodeId& node, const core::StartGeneration& start)
   if (record->generation.value != g) return;
   CheckBudgets(*record);
   CheckRoom(*record);
+}
+
+// INV-2: a process goes on only where it is, as one rank, of a job that lets it.
+void Checker::CheckProcesses(const core::GenerationGrant& grant) {
+  std::set<core::ProcessId> named;
+  for (const core::RankPlace& place : grant.ranks) {
+    const core::ProcessId& process = place.process;
+    if (process.generation.value == 0) continue;
+    GT_PROBE("check.grant_names_a_process");
+    const auto born = generations_.find({grant.job, process.generation.value});
+    const bool known = born != generations_.end() && process.rank >= 0 &&
+                       process.rank < static_cast<int>(born->second.grant.ranks.size()) &&
+                       process.generation < grant.generation;
+    const std::string what = absl::StrCat("the grant of ", G(grant.job, grant.generation.value),
+                                          " names process ", process.generation.value, "/", process.rank);
+    if (!known) return kernel_.Fail("INV-2", what + ", which never was");
+    if (born->second.grant.ranks[static_cast<size_t>(process.rank)].node != place.node)
+      return kernel_.Fail("INV-2", absl::StrCat(what, " on ", place.node.value, ", where it is not"));
+    if (!named.insert(process).second) return kernel_.Fail("INV-2", what + " twice");
+    const spec::JobSpec* spec = SpecOf(grant.job);
+    if (spec != nullptr && !spec->in_place) kernel_.Fail("INV-2", what + ", and the job restarts");
+  }
+}
+
+const spec::JobSpec* Checker::SpecOf(const JobId& job) const {
+  const core::JobRecord* record = Record(job);
+  return record == nullptr || !spec_of ? nullptr : spec_of(record->spec_text);
 }
 
 // INV-5: restarts stay within the budgets the job file gives, and a job whose budgets are not spent goes on.
@@ -324,7 +357,9 @@ void Checker::CheckCommitted(const core::JobRecord& record, int64_t highest_befo
   // A job that ends for another reason meanwhile, a stop, never comes to judge the fault.
   const bool first_seen = last.generation.value > truth.fault_decided && !core::IsFinal(record.state);
   if (first_seen) truth.fault_decided = last.generation.value;
-  if (counted > truth.highest_step || (first_seen && counted < highest_before)) {
+  // Steps that processes have in memory which go on count as well.
+  const int64_t highest = std::max(truth.highest_step, truth.step_in_memory);
+  if (counted > highest || (first_seen && counted < highest_before)) {
     kernel_.Fail("INV-5", absl::StrCat(record.id.value, " counts step ", counted,
                                        " as committed before the fault of g", last.generation.value,
                                        ", the highest durable one is ", truth.highest_step));
@@ -646,7 +681,11 @@ void Checker::AgentOrders(const Machine& machine, const core::ToKeeper& order) {
     }
   } else if (std::holds_alternative<keeper::Quit>(order.command)) {
     const auto keeper = machine.keepers().find(order.job);
-    const bool empty = keeper == machine.keepers().end() || keeper->second->Processes().empty();
+    bool empty = true;  // but for kept processes that are being ended
+    if (keeper != machine.keepers().end()) {
+      for (const RankPtr& process : keeper->second->Processes())
+        empty = empty && process->kept && process->termed;
+    }
     if (!empty && !agent.forgotten.contains(order.job) && !agent.shutdown) {
       kernel_.Fail("INV-7", absl::StrCat("m", machine.index(), " ends the keeper of ", order.job.value,
                                          " and was not told to"));
@@ -733,11 +772,16 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
     }
     unfenced_[rank.job].insert(&rank);
   }
+  CheckTrueRoom(rank, spec == nullptr ? 1 : spec->resources.cpus.value_or(1));
+  HoldsRank(rank, gang);
+}
+
+// INV-2 and INV-6: the process, new or not, is this rank of this generation from now on.
+void Checker::HoldsRank(const RankProcess& rank, const Gang& gang) {
   if (++alive_[{rank.job, rank.generation, rank.rank}] > 1) {
     kernel_.Fail("INV-2",
                  absl::StrCat("two processes are rank ", rank.rank, " of ", G(rank.job, rank.generation)));
   }
-  CheckTrueRoom(rank, spec == nullptr ? 1 : spec->resources.cpus.value_or(1));
   GenerationTruth& truth = generations_[{rank.job, rank.generation}];
   if (truth.content == 0) {
     kernel_.Fail("INV-6", absl::StrCat(G(rank.job, rank.generation), " starts on m", rank.machine,
@@ -746,6 +790,39 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
   ++truth.started;
   ++truth.running;
   if (truth.started >= gang.world) truth.all_started_at = kernel_.now();
+}
+
+// INV-2: a process is kept once, by its generation's end, and only of a job that lets it.
+void Checker::RankKept(const RankProcess& rank) {
+  ++kernel_.counts["process kept"];
+  const std::string what = absl::StrCat("process ", rank.pid, ", rank ", rank.rank, " of ",
+                                        G(rank.job, rank.generation), " on m", rank.machine);
+  if (!kept_.emplace(rank.pid, rank.job).second) kernel_.Fail("INV-2", what + ", is kept twice");
+  if (alive_.erase({rank.job, rank.generation, rank.rank}) == 0)
+    kernel_.Fail("INV-2", what + ", is kept and was none of it");
+  const spec::JobSpec* spec = SpecOf(rank.job);
+  if (spec != nullptr && !spec->in_place) kernel_.Fail("INV-2", what + ", is kept, and its job restarts");
+  --generations_[{rank.job, rank.generation}].running;
+}
+
+// INV-2: only a kept process goes on, and as the rank for which the grant names it.
+void Checker::RankGoesOn(const RankProcess& rank, const Gang& gang) {
+  ++kernel_.counts["process goes on"];
+  const std::string what = absl::StrCat("process ", rank.pid, " goes on as rank ", rank.rank, " of ",
+                                        G(rank.job, rank.generation), " on m", rank.machine);
+  if (kept_.erase(rank.pid) == 0) kernel_.Fail("INV-2", what + " and was not kept");
+  HoldsRank(rank, gang);
+  const std::vector<core::RankPlace>& places = generations_[{rank.job, rank.generation}].grant.ranks;
+  if (places.empty() || !node_on) return;  // a keeper alone, or reported already
+  const core::RankPlace& place = places[static_cast<size_t>(rank.rank)];
+  if (place.process != core::ProcessId{Generation{rank.born.born}, rank.born.born_rank} ||
+      place.node != node_on(rank.machine))
+    kernel_.Fail("INV-2", what + ", and the grant names another");
+}
+
+int Checker::Kept(const JobId& job) const {
+  return static_cast<int>(
+      std::count_if(kept_.begin(), kept_.end(), [&](const auto& item) { return item.second == job; }));
 }
 
 // INV-5: nor do more processes run there, whatever the head believes to be over. The exceptions are those of
@@ -757,7 +834,12 @@ void Checker::CheckTrueRoom(const RankProcess& rank, int cpus) {
   here[&rank] = cpus;
   const int room = cpus_of(node_on(rank.machine));
   int used = 0;
-  for (const auto& [other, taken] : here) used += other->stuck || !other->exited ? 0 : taken;
+  int kept = 0;
+  for (const auto& [other, taken] : here) {
+    if (other->stuck || !other->exited) continue;
+    (other->kept ? kept : used) += taken;
+  }
+  if (used <= room && used + kept > room) ++kernel_.counts["rank starts in the room of kept processes"];
   if (used <= room || shares_key(rank.machine) || CloudKeptItsMachine(rank.machine)) return;
   std::set<std::string> who;
   for (const auto& [other, taken] : here) who.insert(G(other->job, other->generation));
@@ -766,8 +848,9 @@ void Checker::CheckTrueRoom(const RankProcess& rank, int cpus) {
 }
 
 void Checker::RankEnds(const RankProcess& rank, keeper::Cause cause, int code) {
-  alive_.erase({rank.job, rank.generation, rank.rank});
   cpus_[rank.machine].erase(&rank);
+  if (kept_.erase(rank.pid) > 0) return;  // it was none of a generation
+  alive_.erase({rank.job, rank.generation, rank.rank});
   unfenced_[rank.job].erase(&rank);
   --generations_[{rank.job, rank.generation}].running;
   const bool well = cause == keeper::Cause::kExited && code == 0;
@@ -808,12 +891,32 @@ void Checker::CheckCharges(const core::JobRecord& record) {
   job.restarts = record.restarts;
 }
 
-// INV-1: a generation that is over makes no step once a lease has passed.
+// INV-1: a generation that is over makes no step once a lease has passed, nor one with a process that is in
+// another one.
 void Checker::GangSteps(const Gang& gang) {
+  for (const auto& [number, rank] : gang.ranks) {
+    if (!IsOf(*rank, gang) || rank->rank != number) {
+      kernel_.Fail("INV-1", absl::StrCat("process ", rank->pid, " makes a step as rank ", number, " of ",
+                                         G(gang.job, gang.generation), " and is rank ", rank->rank, " of g",
+                                         rank->generation, rank->kept ? ", kept" : ""));
+    }
+    if (rank->step >= 0) {
+      JobTruth& job = jobs_[gang.job];
+      job.step_in_memory = std::max(job.step_in_memory, rank->step);
+    }
+  }
   GenerationTruth& truth = generations_[{gang.job, gang.generation}];
   truth.stalled = kernel_.now() - truth.stepped_at;
   truth.stepped_at = kernel_.now();
   if (truth.revoked) ++kernel_.counts["step of a revoked generation"];
+}
+
+// Nobody can see what a process has in memory: its word counts, and a lie spends no budget but its job's.
+void Checker::RankLies(const RankProcess& rank, int64_t step) {
+  const spec::JobSpec* spec = SpecOf(rank.job);
+  if (spec == nullptr || !spec->in_place) return;
+  JobTruth& job = jobs_[rank.job];
+  job.step_in_memory = std::max(job.step_in_memory, step);
 }
 
 // INV-1: one entry barrier a generation.

@@ -58,8 +58,14 @@ class Checker {
   // Processes.
   void RankStarts(const RankProcess& rank, const Gang& gang);
   void RankEnds(const RankProcess& rank, keeper::Cause cause, int code);
+  // A process between two generations (`elastic.mode: in-place`): it leaves the one, and is in the other.
+  void RankKept(const RankProcess& rank);
+  void RankGoesOn(const RankProcess& rank, const Gang& gang);
+  // How many processes of the job wait between two generations.
+  int Kept(const JobId& job) const;
   void RankMeetsStorageFault(const RankProcess& rank);  // it says so and is about to end
   void GangSteps(const Gang& gang);
+  void RankLies(const RankProcess& rank, int64_t step);  // it says that it has made this step
   void BarrierPassed(const RankProcess& rank, const std::vector<std::string>& blobs);
 
   // Clients.
@@ -108,6 +114,7 @@ class Checker {
     int64_t checkpoint_at = 0;               // when the head's record of it was durable
     std::set<uint64_t> noticed_in;           // generations that a notice has ended
     int64_t highest_step = -1;               // of all durable checkpoints
+    int64_t step_in_memory = -1;             // the highest that processes of a job in place have, or say so
     uint64_t fault_decided = 0;              // the generation of the newest fault that was judged
     std::map<NodeId, uint64_t> revoke_left;  // to this node, by this life of the head
   };
@@ -160,6 +167,9 @@ class Checker {
   void CheckBudgets(const core::JobRecord& record);
   void CheckRoom(const core::JobRecord& record);
   void CheckTrueRoom(const RankProcess& rank, int cpus);
+  void CheckProcesses(const core::GenerationGrant& grant);
+  void HoldsRank(const RankProcess& rank, const Gang& gang);
+  const spec::JobSpec* SpecOf(const JobId& job) const;
   const core::JobRecord* Record(const JobId& job) const;
 
   Kernel& kernel_;
@@ -175,6 +185,7 @@ class Checker {
   std::map<std::string, core::ClientReply> acknowledged_;
   std::map<std::string, JobId> job_of_request_;
   std::map<std::tuple<JobId, uint64_t, int>, int> alive_;
+  std::map<int64_t, JobId> kept_;                           // processes between two generations, by pid
   std::map<JobId, std::set<const RankProcess*>> unfenced_;  // alive, of programs without the SDK
   std::map<int, std::map<const RankProcess*, int>> cpus_;   // of the living ones of a machine
 };

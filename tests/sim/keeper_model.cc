@@ -12,6 +12,25 @@ namespace {
 
 constexpr int64_t kGiveUp = 10 * kSec;
 constexpr size_t kRelaysMax = 256;
+constexpr int64_t kEndingGrace = 5 * kSec;  // where nobody says how much there is
+constexpr int64_t kQuit = 15 * kSec;
+
+// Once it has joined; of one that went on, since it was started.
+bool HasSession(const RankProcess& process) {
+  return process.worker.has_value() && (process.up || process.stays);
+}
+
+std::string Variable(const keeper::StartRank& start, const std::string& wanted) {
+  for (const auto& [name, value] : start.env) {
+    if (name == wanted) return value;
+  }
+  return "";
+}
+
+uint64_t TimelineOf(const keeper::BeginGeneration& begin) {
+  const auto note = nlohmann::json::parse(begin.note, nullptr, false);
+  return note.is_object() ? note.value("timeline", uint64_t{0}) : 0;
+}
 
 }  // namespace
 
@@ -19,8 +38,13 @@ void KeeperModel::Tell(keeper::Report report) {
   if (agent_) agent_(std::move(report));
 }
 
+void KeeperModel::TellGone(uint64_t number, bool clean, const std::string& message) {
+  Tell(keeper::Gone{number, clean, message, ListKept()});
+}
+
 void KeeperModel::Attach(std::function<void(keeper::Report)> agent, int64_t lease) {
   agent_ = std::move(agent);
+  lease_over_ = false;
   lease_ = lease;
   ++attach_;
   Tell(Describe());
@@ -32,7 +56,7 @@ void KeeperModel::Attach(std::function<void(keeper::Report)> agent, int64_t leas
       Tell(*info.exit);
       later = true;
     }
-    if (later && generation.phase == Phase::kGone) Tell(keeper::Gone{number, generation.clean, ""});
+    if (later && generation.phase == Phase::kGone) TellGone(number, generation.clean, "");
   }
 }
 
@@ -47,11 +71,13 @@ void KeeperModel::Detach() {
 }
 
 void KeeperModel::CheckLease() {
+  lease_over_ = true;
+  EndKept(UINT64_MAX, kEndingGrace);
   for (auto& [number, generation] : generations_) {
     if (generation.phase != Phase::kLive) continue;
     highest_revoked_ = std::max(highest_revoked_, number);
     checker_.LeaseEnds(job_, number);
-    End(number, generation, keeper::End::kReform, 5 * kSec, true);
+    End(number, generation, {keeper::End::kReform, kEndingGrace});
   }
 }
 
@@ -59,15 +85,14 @@ void KeeperModel::CheckFence() {
   if (!alive_ || kernel_.now() <= fence_until_) return;
   for (auto& [number, generation] : generations_) {
     const bool may_write =
-        std::any_of(generation.ranks.begin(), generation.ranks.end(), [](const auto& item) {
-          return !item.second.exit && !(item.second.process->worker.has_value() && item.second.process->up);
-        });
+        std::any_of(generation.ranks.begin(), generation.ranks.end(),
+                    [](const auto& item) { return !item.second.exit && !HasSession(*item.second.process); });
     if (generation.phase != Phase::kLive || !may_write) continue;
     ++kernel_.counts["fence ended ranks"];
     GT_PROBE("keeper.fence_ends_ranks");
     highest_revoked_ = std::max(highest_revoked_, number);
     checker_.LeaseEnds(job_, number);
-    End(number, generation, keeper::End::kReform, 5 * kSec, true);
+    End(number, generation, {keeper::End::kReform, kEndingGrace});
   }
 }
 
@@ -90,11 +115,12 @@ keeper::State KeeperModel::Describe() const {
         continue;
       }
       held.ranks.push_back({rank, info.exit ? -1 : info.process->pid, 1, !info.exit && info.process->pid > 0,
-                            info.process->worker.has_value() && info.process->up});
+                            HasSession(*info.process)});
       if (info.exit && !info.acked) held.unacked.push_back(*info.exit);
     }
     state.generations.push_back(std::move(held));
   }
+  state.kept = ListKept();
   return state;
 }
 
@@ -109,23 +135,25 @@ void KeeperModel::Do(const keeper::Command& command) {
     if (!over) return;
     GT_PROBE("keeper.end_before_begin");
     generation.phase = Phase::kGone;
-    Tell(keeper::Gone{begin->generation, true, "it was over before it began"});
+    TellGone(begin->generation, true, "it was over before it began");
   } else if (const auto* start = std::get_if<keeper::StartRank>(&command)) {
     const auto it = generations_.find(start->generation);
     if (it != generations_.end() && it->second.phase == Phase::kLive &&
         !it->second.ranks.contains(start->rank)) {
-      PrepareStart(it->second, *start);
+      if (!GoOn(it->second, *start)) PrepareStart(it->second, *start);
+      // Those that no rank of the newest generation goes on with are not needed.
+      if (it->second.ranks.size() == it->second.begin.ranks) EndKept(start->generation, kEndingGrace);
     }
   } else if (const auto* end = std::get_if<keeper::EndGeneration>(&command)) {
     highest_revoked_ = std::max(highest_revoked_, end->generation);
     if (end->mode != keeper::End::kReform) highest_stopped_ = std::max(highest_stopped_, end->generation);
     for (auto& [number, generation] : generations_) {
       if (number <= end->generation) {
-        End(number, generation, end->mode, static_cast<int64_t>(end->grace_ms) * kMs, true);
+        End(number, generation, {end->mode, static_cast<int64_t>(end->grace_ms) * kMs, end->keep});
       }
     }
-    if (!generations_.contains(end->generation))
-      Tell(keeper::Gone{end->generation, true, "it never began here"});
+    if (!end->keep) EndKept(end->generation, static_cast<int64_t>(end->grace_ms) * kMs);
+    if (!generations_.contains(end->generation)) TellGone(end->generation, true, "it never began here");
   } else if (const auto* relay = std::get_if<keeper::Relay>(&command)) {
     const auto it = generations_.find(relay->generation);
     if (it == generations_.end() || !it->second.ranks.contains(relay->rank)) return;
@@ -161,7 +189,10 @@ void KeeperModel::Do(const keeper::Command& command) {
     kernel_.At(fence_until_ + 1, [self = shared_from_this()] { self->CheckFence(); });
   } else if (std::holds_alternative<keeper::Quit>(command)) {
     quitting_ = true;
-    for (auto& [number, generation] : generations_) End(number, generation, keeper::End::kStopNow, 0, true);
+    quit_by_ = kernel_.now() + kQuit;
+    for (auto& [number, generation] : generations_) End(number, generation, {keeper::End::kStopNow});
+    if (!kept_.empty()) kernel_.At(quit_by_, [self = shared_from_this()] { self->Advance(0); });
+    EndKept(UINT64_MAX, 0);
     Advance(0);
   }
 }
@@ -189,25 +220,11 @@ void KeeperModel::Start(Generation& generation, const keeper::StartRank& start) 
   rank.process->generation = start.generation;
   rank.process->rank = start.rank;
   rank.process->machine = machine_;
-  const std::weak_ptr<KeeperModel> self = shared_from_this();
   const uint64_t number = start.generation;
   const int which = start.rank;
-  rank.process->relay = [self, number, which](const std::string& json) {
-    if (const auto keeper = self.lock()) keeper->Relay(number, which, json);
-  };
-  rank.process->report = [self, number, which](const std::string& line) {
-    const auto keeper = self.lock();
-    if (keeper && keeper->alive_) keeper->Tell(keeper::ReportBytes{number, which, line});
-  };
-  rank.process->exited = [self, number, which](keeper::Exited exit) {
-    if (const auto keeper = self.lock()) keeper->Exited(number, which, std::move(exit));
-  };
-  int world = 0;
-  for (const auto& [name, value] : start.env) {
-    if (name == "WORLD_SIZE") world = std::atoi(value.c_str());
-  }
-  const auto note = nlohmann::json::parse(generation.begin.note, nullptr, false);
-  ranks_.Spawn(rank.process, world, note.is_object() ? note.value("timeline", uint64_t{0}) : 0);
+  Connect(rank.process, number, which);
+  rank.process->in_place = Variable(start, "GTRAIN_ELASTIC") == "in-place";
+  ranks_.Spawn(rank.process, std::atoi(Variable(start, "WORLD_SIZE").c_str()), TimelineOf(generation.begin));
   const int64_t pid = rank.process->pid;
   kernel_.After(kernel_.Between(kMs, 30 * kMs), [keeper = shared_from_this(), number, which, pid] {
     const auto it = keeper->generations_.find(number);
@@ -219,6 +236,114 @@ void KeeperModel::Start(Generation& generation, const keeper::StartRank& start) 
                   [keeper = shared_from_this()] { keeper->CheckFence(); });
   }
 }
+
+// What the process says is said by this rank from now on.
+void KeeperModel::Connect(const RankPtr& process, uint64_t number, int which) {
+  const std::weak_ptr<KeeperModel> self = shared_from_this();
+  process->relay = [self, number, which](const std::string& json) {
+    if (const auto keeper = self.lock()) keeper->Relay(number, which, json);
+  };
+  process->report = [self, number, which](const std::string& line) {
+    const auto keeper = self.lock();
+    if (keeper && keeper->alive_) keeper->Tell(keeper::ReportBytes{number, which, line});
+  };
+  process->exited = [self, number, which](keeper::Exited exit) {
+    if (const auto keeper = self.lock()) keeper->Exited(number, which, std::move(exit));
+  };
+  process->let_go = [self, weak = std::weak_ptr(process)] {
+    const auto keeper = self.lock();
+    const auto released = weak.lock();
+    if (keeper && released) keeper->Released(released);
+  };
+}
+
+// ---------------------------------------------------------------- between two generations
+
+// Nothing that it says belongs to its generation any more.
+void KeeperModel::Released(const RankPtr& process) {
+  const auto it = generations_.find(process->generation);
+  if (!alive_ || it == generations_.end() || !it->second.ranks.contains(process->rank)) return;
+  if (it->second.ranks.at(process->rank).process != process) return;
+  process->released = process->stays;
+  kernel_.After(kMs, [self = shared_from_this(), number = process->generation] { self->Advance(number); });
+}
+
+// Takes the processes that have let go of the generation out of it.
+void KeeperModel::Take(Generation& generation) {
+  const std::weak_ptr<KeeperModel> self = shared_from_this();
+  for (auto it = generation.ranks.begin(); it != generation.ranks.end();) {
+    const RankPtr process = it->second.process;
+    if (it->second.exit || process->termed || !process->alive || !process->released) {
+      ++it;
+      continue;
+    }
+    GT_PROBE("keeper.keeps_process");
+    process->kept = true;
+    process->relay = process->report = [](const std::string&) {};
+    process->let_go = nullptr;
+    process->exited = [self, weak = std::weak_ptr(process)](const keeper::Exited&) {
+      const auto keeper = self.lock();
+      const auto died = weak.lock();
+      if (keeper && died) keeper->KeptDied(died);
+    };
+    checker_.RankKept(*process);
+    kept_.push_back({process, generation.begin.generation});
+    it = generation.ranks.erase(it);
+  }
+  if (lease_over_) EndKept(UINT64_MAX, kEndingGrace);
+}
+
+bool KeeperModel::GoOn(Generation& generation, const keeper::StartRank& start) {
+  const auto it = std::find_if(kept_.begin(), kept_.end(), [&](const Waiting& waiting) {
+    return waiting.process->born == keeper::Kept{start.born, start.born_rank} && !waiting.ending;
+  });
+  if (it == kept_.end()) {
+    if (start.born > 0) GT_PROBE("keeper.has_no_such_process");
+    return false;
+  }
+  if (it->process->deaf) return false;  // nobody can tell it
+  GT_PROBE("keeper.process_goes_on");
+  const RankPtr process = it->process;
+  kept_.erase(it);
+  generation.ranks[start.rank].process = process;
+  Connect(process, start.generation, start.rank);
+  Tell(keeper::Started{start.generation, start.rank, process->pid, 1});
+  ranks_.GoOn(process, start.generation, start.rank, std::atoi(Variable(start, "WORLD_SIZE").c_str()),
+              TimelineOf(generation.begin));
+  return true;
+}
+
+// Ends those that were in no generation later than this.
+void KeeperModel::EndKept(uint64_t generation, int64_t grace) {
+  for (Waiting& waiting : kept_) {
+    if (waiting.generation > generation) continue;
+    GT_PROBE("keeper.ends_kept_process");
+    if (!std::exchange(waiting.ending, true) && grace > 0) ranks_.Term(waiting.process, false);
+    kernel_.After(grace, [self = shared_from_this(), process = waiting.process] {
+      if (self->alive_ && process->kept && !process->stuck)
+        self->ranks_.KillProcess(process, keeper::Cause::kStopped, 0, 9);
+    });
+  }
+}
+
+// Nobody counts on it: where it was to go on, a process is started.
+void KeeperModel::KeptDied(const RankPtr& process) {
+  std::erase_if(kept_, [&](const Waiting& waiting) {
+    if (waiting.process == process && !waiting.ending) GT_PROBE("keeper.kept_process_dies");
+    return waiting.process == process;
+  });
+  kernel_.After(20 * kMs, [self = shared_from_this()] { self->Advance(0); });
+}
+
+std::vector<keeper::Kept> KeeperModel::ListKept() const {
+  std::vector<keeper::Kept> list;
+  for (const Waiting& waiting : kept_) {
+    if (!waiting.ending) list.push_back(waiting.process->born);
+  }
+  return list;
+}
+
+// ---------------------------------------------------------------- ranks
 
 void KeeperModel::Relay(uint64_t number, int which, const std::string& json) {
   const auto it = generations_.find(number);
@@ -255,23 +380,29 @@ void KeeperModel::Exited(uint64_t number, int which, keeper::Exited exit) {
   kernel_.After(20 * kMs, [self = shared_from_this(), number] { self->Advance(number); });
 }
 
-void KeeperModel::End(uint64_t number, Generation& generation, keeper::End mode, int64_t grace,
-                      bool ordered) {
+void KeeperModel::End(uint64_t number, Generation& generation, const How& how) {
+  const keeper::End mode = how.mode;
   if (generation.phase == Phase::kGone) return;
-  if (generation.ordered && mode <= generation.mode && generation.phase != Phase::kLive)
-    return;  // only ever harder
-  generation.ordered = ordered;
+  const bool harder = mode > generation.mode || (generation.keep && !how.keep);
+  if (generation.ordered && !harder && generation.phase != Phase::kLive) return;
+  generation.ordered = true;
+  generation.keep = how.keep && mode == keeper::End::kReform;
   generation.mode = mode;
   generation.phase = Phase::kEnding;
   const uint64_t kill = ++generation.kill_number;
   const std::vector<RankPtr> processes = [&] {
     std::vector<RankPtr> list;
-    for (auto& [which, rank] : generation.ranks) list.push_back(rank.process);
+    for (auto& [which, rank] : generation.ranks) {
+      const bool spared = generation.keep && rank.process->stays && rank.process->alive;
+      if (spared && !rank.process->asked_to_end) ranks_.Revoke(rank.process);
+      if (spared) continue;
+      list.push_back(rank.process);
+    }
     return list;
   }();
   // Where nothing runs any more, or never did, there is nothing to wait for.
   kernel_.After(20 * kMs, [self = shared_from_this(), number] { self->Advance(number); });
-  if (mode == keeper::End::kStopNow) grace = 0;
+  const int64_t grace = mode == keeper::End::kStopNow ? 0 : how.grace;
   if (mode == keeper::End::kStop && grace > 0) {
     // SDK ranks are told to save; the others get SIGTERM.
     for (const RankPtr& process : processes) ranks_.Term(process, process->worker.has_value());
@@ -292,6 +423,7 @@ void KeeperModel::End(uint64_t number, Generation& generation, keeper::End mode,
 void KeeperModel::KillAll(uint64_t number) {
   Generation& generation = generations_.at(number);
   if (generation.phase == Phase::kGone) return;
+  if (generation.keep) Take(generation);
   std::vector<RankPtr> processes;
   for (auto& [which, rank] : generation.ranks) processes.push_back(rank.process);
   for (const RankPtr& process : processes) {
@@ -311,6 +443,11 @@ void KeeperModel::Advance(uint64_t number) {
   const auto it = generations_.find(number);
   if (it != generations_.end() && it->second.phase != Phase::kGone) {
     Generation& generation = it->second;
+    const bool let_go = std::ranges::all_of(generation.ranks, [](const auto& item) {
+      const RankProcess& process = *item.second.process;
+      return item.second.exit || (process.released && !process.termed);
+    });
+    if (generation.phase == Phase::kEnding && generation.keep && let_go) Take(generation);
     const bool exited = std::all_of(generation.ranks.begin(), generation.ranks.end(),
                                     [](const auto& item) { return item.second.exit.has_value(); });
     const bool whole = generation.ranks.size() >= generation.begin.ranks && !generation.ranks.empty();
@@ -320,6 +457,7 @@ void KeeperModel::Advance(uint64_t number) {
   for (const auto& [other, generation] : generations_) {
     if (generation.phase != Phase::kGone) return;
   }
+  if (!kept_.empty() && kernel_.now() < quit_by_) return;
   alive_ = false;
   if (left) left();
 }
@@ -328,7 +466,7 @@ void KeeperModel::Finish(uint64_t number, bool clean) {
   Generation& generation = generations_.at(number);
   generation.phase = Phase::kGone;
   generation.clean = clean;
-  Tell(keeper::Gone{number, clean, clean ? "" : "a process survived SIGKILL"});
+  TellGone(number, clean, clean ? "" : "a process survived SIGKILL");
   Advance(0);
 }
 
@@ -339,6 +477,7 @@ std::vector<RankPtr> KeeperModel::Processes() const {
       if (rank.process->alive) list.push_back(rank.process);
     }
   }
+  for (const Waiting& waiting : kept_) list.push_back(waiting.process);
   return list;
 }
 

@@ -22,7 +22,7 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   void Do(const keeper::Command& command);
   // SIGKILL: what its exit records say is left behind.
   std::vector<keeper::Exited> Die();
-  std::vector<RankPtr> Processes() const;
+  std::vector<RankPtr> Processes() const;  // those that are kept, too
   bool alive() const { return alive_; }
   std::function<void()> left;  // it exited by itself, after Quit
   size_t relays_held() const;
@@ -40,17 +40,37 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
     std::map<int, Rank> ranks;
     Phase phase = Phase::kLive;
     bool ordered = false, clean = true;
+    bool keep = false;  // EndGeneration::keep
     keeper::End mode = keeper::End::kReform;
     uint64_t kill_number = 0;
   };
 
+  struct Waiting {
+    RankPtr process;
+    uint64_t generation = 0;  // that it was in last
+    bool ending = false;
+  };
+  struct How {
+    keeper::End mode = keeper::End::kReform;
+    int64_t grace = 0;
+    bool keep = false;
+  };
+
   void Tell(keeper::Report report);
+  void TellGone(uint64_t number, bool clean, const std::string& message);
+  std::vector<keeper::Kept> ListKept() const;
   keeper::State Describe() const;
   void PrepareStart(Generation& generation, const keeper::StartRank& start);
   void Start(Generation& generation, const keeper::StartRank& start);
+  void Connect(const RankPtr& process, uint64_t generation, int rank);
+  void Take(Generation& generation);
+  bool GoOn(Generation& generation, const keeper::StartRank& start);
+  void EndKept(uint64_t generation, int64_t grace);
+  void KeptDied(const RankPtr& process);
+  void Released(const RankPtr& process);
   void Relay(uint64_t generation, int rank, const std::string& json);
   void Exited(uint64_t generation, int rank, keeper::Exited exit);
-  void End(uint64_t number, Generation& generation, keeper::End mode, int64_t grace, bool ordered);
+  void End(uint64_t number, Generation& generation, const How& how);
   void KillAll(uint64_t number);
   void Advance(uint64_t number);
   void Finish(uint64_t number, bool clean);
@@ -67,6 +87,9 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   int64_t lease_ = 0, agent_seen_ = 0, fence_until_ = 0;
   uint64_t highest_revoked_ = 0, highest_stopped_ = 0, next_relay_ = 1, attach_ = 0;
   std::map<uint64_t, Generation> generations_;
+  std::deque<Waiting> kept_;
+  bool lease_over_ = false;  // and no agent came since
+  int64_t quit_by_ = 0;
 };
 
 }  // namespace gtrain::sim

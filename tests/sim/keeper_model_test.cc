@@ -4,7 +4,8 @@
 //
 // A life is made of batches. All commands of a batch are in the keeper's socket at once and it reads them in
 // one turn, so their order is the whole truth; between batches the keeper comes to the rest that the model
-// foretells. Ranks are this program itself (RankMain); where one speaks to its keeper, the test does it.
+// foretells. Ranks are this program itself (RankMain); where one speaks to its keeper, says that it stays or
+// lets go of its generation, the test does it.
 //
 //   GTRAIN_KEEPER_LIVES=N   how many lives (make test: as many as fit into 20 s, at most 300)
 //   GTRAIN_KEEPER_SEED=N    the first one's seed
@@ -24,6 +25,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -90,6 +92,7 @@ class Model {
       Program program;
       program.startup = 1'000'000 * kSec;  // the scripts end ranks, nothing else does
       program.ignores_term = 1;
+      program.letting_go = 0;
       return program;
     };
     keeper_ = std::make_shared<KeeperModel>(kernel_, ranks_, checker_, JobId("job-1"), 0);
@@ -115,41 +118,74 @@ class Model {
       const int64_t step = std::min(until, kernel_.now() + kMs);
       while (kernel_.RunOne(step)) {
       }
-      for (const RankPtr& process : keeper_->Processes()) Act(process);
+      for (const RankPtr& process : keeper_->Processes()) {
+        born[{process->generation, process->rank}] = Born(*process);
+        Act(process);
+      }
     }
   }
-  // Kills a rank from outside, as the kernel or a person may.
-  void Kill(const RankKey& key) {
-    for (const RankPtr& process : keeper_->Processes()) {
-      if (RankKey(process->generation, process->rank) == key)
-        ranks_.KillProcess(process, keeper::Cause::kSignal, 0, SIGKILL);
-    }
+  // Kills a process from outside, as the kernel or a person may.
+  void Kill(const RankKey& its_birth) {
+    ranks_.KillProcess(Process(its_birth), keeper::Cause::kSignal, 0, SIGKILL);
   }
-  // An SDK rank says something to its agent.
+  // A rank with a session says something to its agent.
   void Speak(const RankKey& key, const std::string& json) {
-    for (const RankPtr& process : keeper_->Processes()) {
-      if (RankKey(process->generation, process->rank) != key) continue;
-      if (!process->worker) process->worker.emplace(1);
-      process->up = true;
-      process->relay(json);
-    }
+    const RankPtr process = Process(born.at(key));
+    if (!process->worker) process->worker.emplace(1);
+    process->up = true;
+    process->relay(json);
   }
-  std::set<RankKey> Living() const {
-    std::set<RankKey> living;
-    for (const RankPtr& process : keeper_->Processes()) living.insert({process->generation, process->rank});
-    return living;
+  void Stay(const RankKey& its_birth) { Process(its_birth)->stays = true; }
+  void LetGo(const RankKey& its_birth) {
+    const RankPtr process = Process(its_birth);
+    if (process->let_go) process->let_go();
+  }
+  void Deafen(const RankKey& its_birth) { Process(its_birth)->deaf = true; }
+  // Ranks that run, by their names, and processes that wait, by their births.
+  std::set<RankKey> Living() const { return Names(false); }
+  std::set<RankKey> Waiting() const { return Names(true); }
+  // One that stays says nothing any more of a generation that is over.
+  bool Silent(const RankKey& key) const {
+    const RankPtr process = Process(born.at(key));
+    return process->stays && process->over;
+  }
+  // Ranks that have a session, stay, and have not let go of a generation that is over, or of one that is not.
+  std::set<RankKey> Staying(bool told) const {
+    std::set<RankKey> names;
+    for (const RankPtr& process : keeper_->Processes()) {
+      if (process->stays && !process->kept && !process->released && process->over == told)
+        names.insert({process->generation, process->rank});
+    }
+    return names;
   }
 
-  std::map<RankKey, Script> scripts;
-  std::vector<keeper::Report> told;  // since it was attached
+  std::map<RankKey, Script> scripts;  // by birth
+  std::map<RankKey, RankKey> born;    // as which the process of a rank was started
+  std::vector<keeper::Report> told;   // since it was attached
 
  private:
+  static RankKey Born(const RankProcess& process) { return {process.born.born, process.born.born_rank}; }
+  RankPtr Process(const RankKey& its_birth) const {
+    for (const RankPtr& process : keeper_->Processes()) {
+      if (Born(*process) == its_birth) return process;
+    }
+    return nullptr;
+  }
+  std::set<RankKey> Names(bool kept) const {
+    std::set<RankKey> names;
+    for (const RankPtr& process : keeper_->Processes()) {
+      if (process->kept != kept) continue;
+      names.insert(kept ? Born(*process) : RankKey(process->generation, process->rank));
+    }
+    return names;
+  }
   void Act(const RankPtr& process) {
-    const Script script = scripts.at({process->generation, process->rank});
+    const Script script = scripts.at(Born(*process));
     if (script.does == Does::kExits) ranks_.KillProcess(process, keeper::Cause::kExited, script.code, 0);
     if (script.does == Does::kNoProgram) ranks_.KillProcess(process, keeper::Cause::kStartFailed, 127, 0);
     const bool only_told_to_save = process->worker && !process->over;
-    if (!process->asked_to_end || only_told_to_save) return;
+    const bool only_told_to_let_go = process->stays && !process->termed;
+    if (!process->asked_to_end || only_told_to_save || only_told_to_let_go) return;
     if (script.does == Does::kSleeps) ranks_.KillProcess(process, keeper::Cause::kStopped, 0, SIGTERM);
     if (script.does == Does::kExitsOnTerm)
       ranks_.KillProcess(process, keeper::Cause::kExited, script.code, 0);
@@ -217,6 +253,7 @@ class Life {
     if (dice < 0.55) return SignalRank();
     if (dice < 0.7) return Speak();
     if (dice < 0.75) return AckRelays();
+    if (dice < 0.9) return ThroughGenerations();
     const int commands = 1 + static_cast<int>(rng_.Below(4));
     for (int i = 0; i < commands; ++i) Draw();
     Flush();
@@ -274,6 +311,10 @@ class Life {
     start.err_path = absl::StrCat(folder_, "/err-", generation, "-", rank);
     start.report_path = absl::StrCat(folder_, "/report-", generation, "-", rank);
     start.notice_path = absl::StrCat(folder_, "/notice-", generation, "-", rank);
+    // Mostly a process that waits, sometimes one that never did.
+    const auto waiting = model_.Waiting();
+    if (rng_.Chance(0.1)) start.born = 1 + rng_.Below(newest_ + 1);
+    if (!waiting.empty() && rng_.Chance(0.7)) std::tie(start.born, start.born_rank) = Any(waiting);
     Both(std::move(start), absl::StrCat("start ", generation, "/", rank, " ", Name(script.does), " ",
                                         script.code, fresh ? "" : " again"));
   }
@@ -282,10 +323,84 @@ class Life {
     const auto mode = static_cast<keeper::End>(rng_.Below(3));
     const uint64_t graces[] = {0, kShortMs, kLongMs};
     const uint64_t grace = graces[rng_.Below(3)];
+    EndOne(generation, mode, grace, rng_.Chance(0.4));
+  }
+  void EndOne(uint64_t generation, keeper::End mode, uint64_t grace, bool keep) {
     // A program may or may not do what it would within such a grace.
     if (grace < kLongMs || mode == keeper::End::kStopNow) hurried_ = std::max(hurried_, generation);
-    Both(keeper::EndGeneration{generation, mode, grace, "the test says so"},
-         absl::StrCat("end ", generation, " mode ", static_cast<int>(mode), " grace ", grace));
+    Both(keeper::EndGeneration{generation, mode, grace, "the test says so", keep},
+         absl::StrCat("end ", generation, " mode ", static_cast<int>(mode), " grace ", grace,
+                      keep ? " keep" : ""));
+  }
+
+  // ---- processes that stay
+
+  // Some ranks of the newest generation stay, it is ended for the next one, and most of them let go; then
+  // some die or cannot be told, and the next generation begins with the others.
+  void ThroughGenerations() {
+    if (model_.Living().empty()) {
+      LaunchWhole();
+      Flush();
+    }
+    for (const RankKey& key : model_.Living()) {
+      if (wrong_.empty() && rng_.Chance(0.7)) Stay(key);
+    }
+    if (!wrong_.empty() || newest_ == 0) return;
+    EndOne(newest_, keeper::End::kReform, rng_.Chance(0.8) ? kLongMs : kShortMs, true);
+    Flush();
+    for (const RankKey& key : model_.Staying(true)) {
+      if (wrong_.empty() && rng_.Chance(0.8)) LetGo(key);
+    }
+    if (wrong_.empty() && rng_.Chance(0.3)) EndOne(newest_, keeper::End::kReform, kLongMs, rng_.Chance(0.5));
+    if (wrong_.empty()) Flush();
+    if (wrong_.empty() && rng_.Chance(0.3)) LoseOneThatWaits();
+    if (wrong_.empty() && rng_.Chance(0.3)) Reattach(kLongMs);
+    if (!wrong_.empty() || rng_.Chance(0.2)) return;
+    LaunchWhole();
+    Flush();
+  }
+
+  void Stay(const RankKey& key) {
+    const RankKey birth = model_.born.at(key);
+    if (!Voice(key)) return;
+    Tell(key.first, "/", key.second, " stays");
+    voices_.at(birth)->Send(kRankStays, "");
+    model_.Speak(key, Storage(key));
+    model_.Stay(birth);
+    AwaitRest();  // the keeper has read what came before it
+  }
+  void LetGo(const RankKey& key) {
+    const RankKey birth = model_.born.at(key);
+    Tell(key.first, "/", key.second, " lets go");
+    if (!Hears(birth, kKeeperRevoked)) return Wrong("a rank that stays is not told that it is over");
+    voices_.at(birth)->Send(kRankReleased,
+                            std::string(reinterpret_cast<const char*>(&key.first), sizeof(key.first)));
+    model_.LetGo(birth);
+    AwaitRest();
+  }
+  // Reads on until the keeper says that.
+  bool Hears(const RankKey& birth, int kind) {
+    for (;;) {
+      const int next = voices_.at(birth)->Next().first;
+      if (next == kind || next == 0) return next == kind;
+    }
+  }
+  void LoseOneThatWaits() {
+    const auto waiting = model_.Waiting();
+    if (waiting.empty()) return;
+    const RankKey birth = Any(waiting);
+    const bool dies = rng_.Chance(0.6);
+    Tell("the process of ", birth.first, "/", birth.second, dies ? " dies" : " closes its connection",
+         " while it waits");
+    if (dies) {
+      model_.Kill(birth);
+      kill(static_cast<pid_t>(pids_.at(birth)), SIGKILL);
+      if (!Until([&] { return !Alive(pids_.at(birth)); })) Wrong("SIGKILL did nothing");
+    } else {
+      model_.Deafen(birth);
+      voices_.erase(birth);
+    }
+    AwaitRest();
   }
 
   void Both(keeper::Command command, const std::string& words) {
@@ -298,6 +413,12 @@ class Life {
     for (const keeper::Command& command : batch_) client_->Send(command);
     batch_.clear();
     AwaitRest();
+    for (const auto& [name, birth] : model_.born) {
+      if (name == birth || !wrong_.empty() || !model_.Living().contains(name) ||
+          !told_on_.insert(name).second)
+        continue;
+      if (!Hears(birth, kKeeperMember)) Wrong("a process that goes on is not told");
+    }
   }
 
   // The head relies on the fence: ranks end without a further command. Those of later generations end as
@@ -325,17 +446,26 @@ class Life {
     const auto living = model_.Living();
     if (living.empty()) return;
     const RankKey key = Any(living);
-    const std::string json = absl::StrCat(R"({"type":"storage","text":")", ++words_, "\"}");
-    Tell(key.first, "/", key.second, " says ", json);
-    auto& voice = voices_[key];
-    if (voice == nullptr) {
-      voice = std::make_unique<host::FakeRank>(dir_);
-      voice->Hello(key.first, static_cast<uint32_t>(key.second), std::string(32, 'a'));
-      if (voice->Next().first != kKeeperWelcome) return Wrong("a rank is not welcome at its keeper");
-    }
-    voice->Send(kRankToAgent, json);
-    model_.Speak(key, json);
+    if (model_.Silent(key)) return;
+    if (!Voice(key)) return;
+    model_.Speak(key, Storage(key));
     AwaitRest();
+  }
+  std::string Storage(const RankKey& key) {
+    std::string json = absl::StrCat(R"({"type":"storage","text":")", ++words_, "\"}");
+    Tell(key.first, "/", key.second, " says ", json);
+    voices_.at(model_.born.at(key))->Send(kRankToAgent, json);
+    return json;
+  }
+  // The connection of its process to its keeper.
+  bool Voice(const RankKey& key) {
+    auto& voice = voices_[model_.born.at(key)];
+    if (voice != nullptr) return true;
+    voice = std::make_unique<host::FakeRank>(dir_);
+    voice->Hello(key.first, static_cast<uint32_t>(key.second), std::string(32, 'a'));
+    const bool welcome = voice->Next().first == kKeeperWelcome;
+    if (!welcome) Wrong("a rank is not welcome at its keeper");
+    return welcome;
   }
   void AckRelays() {
     Tell("ack all relays told");
@@ -363,7 +493,7 @@ class Life {
     const RankKey key = Any(living);
     Tell(detached ? "nobody attached: " : "", "kill ", key.first, "/", key.second);
     if (detached) Detach();
-    model_.Kill(key);
+    model_.Kill(model_.born.at(key));
     kill(static_cast<pid_t>(pids_.at(key)), SIGKILL);
     model_.Run(15 * kSec);
     if (!detached) return AwaitRest();
@@ -371,8 +501,8 @@ class Life {
   }
 
   void LeaseEnds() {
-    const auto living = model_.Living();
-    if (living.empty()) return;
+    const auto living = model_.Living(), waiting = model_.Waiting();
+    if (living.empty() && waiting.empty()) return;
     Reattach(50);
     if (!wrong_.empty()) return;
     Tell("nobody attached for longer than the lease");
@@ -382,6 +512,9 @@ class Life {
     for (const RankKey& key : living) {
       if (left.contains(key)) continue;
       if (!Until([&] { return !Alive(pids_.at(key)); })) return Wrong("the lease ended nobody");
+    }
+    for (const RankKey& birth : waiting) {
+      if (!Until([&] { return !Alive(pids_.at(birth)); })) return Wrong("the lease spared one that waits");
     }
     Reattach(kLongMs);
   }
@@ -412,13 +545,24 @@ class Life {
 
   std::string Words(const keeper::Exited& exit) const {
     const RankKey key{exit.generation, exit.rank};
-    const Does does = model_.scripts.at(key).does;
+    const Does does = ScriptOf(key).does;
     const std::string who = absl::StrCat(exit.generation, "/", exit.rank, " ");
     const bool hurried = exit.generation <= hurried_ && exit.cause != keeper::Cause::kStartFailed;
     if (hurried && does == Does::kExitsOnTerm) return who + "ended";
     if (hurried && does == Does::kSleeps && exit.cause == keeper::Cause::kStopped) return who + "stopped";
     return absl::StrCat(who, "cause ", static_cast<int>(exit.cause), " code ", exit.code, " signal ",
                         exit.signal);
+  }
+  // That of its process; a rank that never ran has its own.
+  const Script& ScriptOf(const RankKey& key) const {
+    const auto birth = model_.born.find(key);
+    return model_.scripts.at(birth == model_.born.end() ? key : birth->second);
+  }
+  static std::string Words(const std::vector<keeper::Kept>& kept) {
+    std::set<std::string> words;
+    for (const keeper::Kept& process : kept)
+      words.insert(absl::StrCat(" keeps ", process.born, "/", process.born_rank));
+    return absl::StrJoin(words, "");
   }
   std::string Words(const std::vector<keeper::Report>& reports) const {
     std::set<std::string> words;
@@ -428,12 +572,14 @@ class Life {
       if (const auto* relay = std::get_if<keeper::RelayUp>(&report))
         words.insert(absl::StrCat("relay ", relay->generation, "/", relay->rank, " ", relay->json));
       if (const auto* gone = std::get_if<keeper::Gone>(&report))
-        words.insert(absl::StrCat("gone ", gone->generation, gone->clean ? "" : " unclean"));
+        words.insert(
+            absl::StrCat("gone ", gone->generation, gone->clean ? "" : " unclean", Words(gone->kept)));
     }
     return absl::StrJoin(words, "; ");
   }
   std::string Words(const keeper::State& state) const {
-    std::string text = absl::StrCat("revoked ", state.highest_revoked, " stopped ", state.highest_stopped);
+    std::string text = absl::StrCat("revoked ", state.highest_revoked, " stopped ", state.highest_stopped,
+                                    Words(state.kept));
     for (const keeper::GenerationHeld& held : state.generations) {
       absl::StrAppend(&text, "; generation ", held.generation, " (", held.note, ")",
                       held.ending ? " ending" : "", held.gone ? " gone" : "", held.clean ? "" : " unclean");
@@ -485,7 +631,9 @@ class Life {
       if (Words(told_) != Words(model_.told)) return false;
       const auto living = model_.Living();
       return std::all_of(living.begin(), living.end(), [&](const RankKey& key) {
-        return pids_.contains(key) && access(Ready(key).c_str(), F_OK) == 0;
+        const RankKey birth = model_.born.at(key);
+        return pids_.contains(key) && access(Ready(birth).c_str(), F_OK) == 0 &&
+               pids_.at(key) == pids_.at(birth);
       });
     };
     if (!Until(same))
@@ -555,7 +703,8 @@ class Life {
   std::vector<keeper::Command> batch_;
   std::vector<keeper::Report> told_;  // since it was attached
   std::map<RankKey, int64_t> pids_;
-  std::map<RankKey, std::unique_ptr<host::FakeRank>> voices_;
+  std::map<RankKey, std::unique_ptr<host::FakeRank>> voices_;  // by birth
+  std::set<RankKey> told_on_;                                  // ranks whose process was told that it goes on
   int words_ = 0;
   uint64_t asked_ = 0, answered_ = 0;
   uint64_t newest_ = 0;   // generation of which a command spoke

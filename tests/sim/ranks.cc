@@ -29,16 +29,26 @@ RankPtr Ranks::Random() {
   return it->second;
 }
 
-RankPtr Ranks::Spawn(RankPtr rank, int world, uint64_t timeline) {
-  rank->pid = next_pid_++;
-  Gang& gang = gangs_[{rank->job, rank->generation}];
+bool IsOf(const RankProcess& rank, const Gang& gang) {
+  return rank.generation == gang.generation && !rank.kept;
+}
+
+Gang& Ranks::GangOf(const RankProcess& rank, int world, uint64_t timeline) {
+  Gang& gang = gangs_[{rank.job, rank.generation}];
   if (gang.world == 0) {
-    gang.job = rank->job;
-    gang.generation = rank->generation;
+    gang.job = rank.job;
+    gang.generation = rank.generation;
     gang.timeline = timeline;
     gang.world = world;
-    gang.step = checkpoints[rank->job].newest_step;
+    gang.step = checkpoints[rank.job].newest_step;
   }
+  return gang;
+}
+
+RankPtr Ranks::Spawn(RankPtr rank, int world, uint64_t timeline) {
+  rank->pid = next_pid_++;
+  rank->born = {rank->generation, rank->rank};
+  Gang& gang = GangOf(*rank, world, timeline);
   const Program& program = ProgramOf(rank->job);
   if (program.sdk) rank->worker.emplace(world);
   checker_.RankStarts(*rank, gang);
@@ -51,22 +61,68 @@ RankPtr Ranks::Spawn(RankPtr rank, int world, uint64_t timeline) {
   kernel_.After(program.startup / 2 + kernel_.Between(0, program.startup), [this, rank] {
     if (!rank->alive || rank->asked_to_end) return;
     if (!rank->worker) return Up(rank);
-    Do(rank, rank->worker->Step(
-                 core::WorkerJoin{absl::StrCat(rank->job.value, "/", rank->generation, "/", rank->rank)},
-                 kernel_.Now()));
-    AwaitTable(rank, ProgramOf(rank->job).join_timeout);
+    rank->stays = rank->in_place && ProgramOf(rank->job).stays;
+    Join(rank);
   });
   return rank;
 }
 
+void Ranks::Join(const RankPtr& rank) {
+  Do(rank, rank->worker->Step(
+               core::WorkerJoin{absl::StrCat(rank->job.value, "/", rank->generation, "/", rank->rank)},
+               kernel_.Now()));
+  AwaitTable(rank, rank->generation, ProgramOf(rank->job).join_timeout);
+}
+
+// The library answers, whatever the program does; only a process that gets no processor time does not.
+void Ranks::Revoke(const RankPtr& rank) {
+  rank->over = rank->asked_to_end = true;
+  (void)rank->worker->Step(core::WorkerOver{"the generation is over"}, kernel_.Now());
+  const int64_t mostly = ProgramOf(rank->job).letting_go;
+  if (mostly == 0 || rank->stuck) return;
+  const bool slow = kernel_.rng.Chance(0.05);
+  LetGo(rank, slow ? kernel_.Between(0, 20 * kSec) : kernel_.Between(kMs, mostly));
+}
+
+void Ranks::LetGo(const RankPtr& rank, int64_t delay) {
+  kernel_.After(delay, [this, rank, generation = rank->generation] {
+    if (!rank->alive || rank->stuck || rank->generation != generation) return;
+    if (rank->frozen) return LetGo(rank, kSec);
+    if (rank->let_go) rank->let_go();
+  });
+}
+
+void Ranks::GoOn(const RankPtr& rank, uint64_t generation, int number, int world, uint64_t timeline) {
+  kernel_.Note(static_cast<uint64_t>(rank->pid), "process ", rank->job.value, " g", rank->generation,
+               " rank ", rank->rank, " on m", rank->machine, " goes on as g", generation, " rank ", number);
+  rank->generation = generation;
+  rank->rank = number;
+  rank->kept = rank->released = rank->over = rank->asked_to_end = rank->up = false;
+  rank->worker.emplace(world);
+  Gang& gang = GangOf(*rank, world, timeline);
+  checker_.RankGoesOn(*rank, gang);
+  gang.ranks[number] = rank;
+  Rejoin(rank, ProgramOf(rank->job).startup / 4 + kernel_.Between(kMs, 300 * kMs));
+}
+
+// When the program comes to it.
+void Ranks::Rejoin(const RankPtr& rank, int64_t delay) {
+  kernel_.After(delay, [this, rank, generation = rank->generation] {
+    if (!rank->alive || rank->hung || rank->asked_to_end || rank->generation != generation) return;
+    if (rank->frozen) return Rejoin(rank, kSec);
+    Join(rank);
+  });
+}
+
 // A program that waits in vain for the others asks who is missing and ends.
-void Ranks::AwaitTable(const RankPtr& rank, int64_t timeout) {
-  kernel_.After(timeout, [this, rank] {
-    if (!rank->alive || rank->up || rank->asked_to_end) return;
-    if (rank->frozen || rank->hung) return AwaitTable(rank, kSec);
+void Ranks::AwaitTable(const RankPtr& rank, uint64_t generation, int64_t timeout) {
+  kernel_.After(timeout, [this, rank, generation] {
+    if (!rank->alive || rank->up || rank->asked_to_end || rank->generation != generation) return;
+    if (rank->frozen || rank->hung) return AwaitTable(rank, generation, kSec);
     Do(rank, rank->worker->Step(core::WorkerOverdue{0}, kernel_.Now()));
-    kernel_.After(2 * kSec, [this, rank] {
-      if (!rank->up && !rank->hung) KillProcess(rank, keeper::Cause::kExited, 1, 0);
+    kernel_.After(2 * kSec, [this, rank, generation] {
+      const bool goes_on = rank->stays && (rank->over || rank->generation != generation);
+      if (!rank->up && !rank->hung && !goes_on) KillProcess(rank, keeper::Cause::kExited, 1, 0);
     });
   });
 }
@@ -141,6 +197,8 @@ void Ranks::Up(const RankPtr& rank) {
   if (!program.sdk || program.checkpoint_every == 0) return Begin(gang, gang.step);
   saves.Restore(gang, program, [this, job = gang.job, g = gang.generation](absl::StatusOr<int64_t> step) {
     Gang& resumed = gangs_[{job, g}];
+    if (resumed.ranks.at(0)->stays && resumed.ranks.at(0)->over) return;
+    if (!IsOf(*resumed.ranks.at(0), resumed)) return;
     if (step.ok()) return Begin(resumed, *step);
     const RankPtr rank = resumed.ranks.at(0);
     if (absl::IsUnavailable(step.status())) MeetStorageFault(rank, std::string(step.status().message()));
@@ -160,8 +218,12 @@ void Ranks::MeetStorageFault(const RankPtr& rank, const std::string& text) {
 
 void Ranks::Begin(Gang& gang, int64_t step) {
   gang.step = step;
+  for (const auto& [number, rank] : gang.ranks) {  // what those that stayed have, the others get from them
+    if (IsOf(*rank, gang)) gang.step = std::max(gang.step, rank->step);
+  }
   gang.stepped_at = kernel_.now();
-  kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " is whole at step ", step);
+  kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " is whole at step ",
+               gang.step);
   const int64_t step_time = ProgramOf(gang.job).step_time;
   kernel_.After(step_time, [this, job = gang.job, g = gang.generation] { Tick(job, g); });
 }
@@ -170,7 +232,7 @@ bool Ranks::CanStep(const Gang& gang) const {
   if (static_cast<int>(gang.ranks.size()) < gang.world) return false;
   const int first = gang.ranks.begin()->second->machine;
   for (const auto& [number, rank] : gang.ranks) {
-    if (!rank->alive || rank->hung || rank->frozen || !rank->up || rank->asked_to_end ||
+    if (!rank->alive || rank->hung || rank->frozen || !rank->up || rank->asked_to_end || !IsOf(*rank, gang) ||
         !reachable(first, rank->machine))
       return false;
   }
@@ -180,12 +242,13 @@ bool Ranks::CanStep(const Gang& gang) const {
 void Ranks::Tick(const JobId& job, uint64_t generation) {
   Gang& gang = gangs_[{job, generation}];
   bool any = false;
-  for (const auto& [number, rank] : gang.ranks) any = any || rank->alive;
+  for (const auto& [number, rank] : gang.ranks) any = any || (rank->alive && IsOf(*rank, gang));
   if (!any) return;
   const Program& program = ProgramOf(job);
   if (CanStep(gang)) {
     ++gang.step;
     gang.stepped_at = kernel_.now();
+    for (const auto& [number, rank] : gang.ranks) rank->step = rank->stays ? gang.step : -1;
     checker_.GangSteps(gang);
     Report(gang);
     if (program.steps > 0 && gang.step >= program.steps) {
@@ -198,7 +261,10 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
   } else {
     ReportLinks(gang);
     for (const auto& [number, rank] : gang.ranks) {
-      if (rank->alive && rank->lies && rank->report) rank->report("{\"step\":999999}\n");
+      if (!rank->alive || !rank->lies || !rank->report || !IsOf(*rank, gang)) continue;
+      constexpr int64_t kLie = 999999;
+      rank->report(absl::StrCat("{\"step\":", kLie, "}\n"));
+      checker_.RankLies(*rank, kLie);
     }
   }
   kernel_.After(program.step_time, [this, job, generation] { Tick(job, generation); });
@@ -211,7 +277,8 @@ void Ranks::ReportLinks(const Gang& gang) {
   if (kernel_.now() - gang.stepped_at < kFoundOut) return;
   const RankPtr first = gang.ranks.begin()->second;
   const auto say = [&](const RankPtr& from, const RankPtr& to) {
-    if (!from->worker || !from->alive || from->hung || from->frozen || !from->up) return;
+    if (!from->worker || !from->alive || from->hung || from->frozen || !from->up || !IsOf(*from, gang))
+      return;
     if (kernel_.rng.Chance(0.7))
       Do(from, from->worker->Step(core::WorkerLinkDown{to->rank, "no answer"}, kernel_.Now()));
   };
@@ -248,6 +315,7 @@ void Ranks::Term(const RankPtr& rank, bool save) {
   if (!rank->alive) return;
   rank->asked_to_end = true;
   rank->over = rank->over || !save;
+  rank->termed = rank->termed || !save;
   if (rank->hung || rank->stuck || rank->frozen || kernel_.rng.Chance(ProgramOf(rank->job).ignores_term))
     return;
   kernel_.After(kernel_.Between(5 * kMs, save ? 4 * kSec : 1500 * kMs), [this, rank, save] {
@@ -285,12 +353,14 @@ void Ranks::KillProcess(const RankPtr& rank, keeper::Cause cause, int code, int 
   rank->relay = nullptr;
   rank->report = nullptr;
   rank->exited = nullptr;
+  rank->let_go = nullptr;
 }
 
 void Ranks::Orphan(const RankPtr& rank) {
   rank->relay = nullptr;
   rank->report = nullptr;
   rank->exited = nullptr;
+  rank->let_go = nullptr;
   if (rank->worker) {
     kernel_.After(kernel_.Between(kMs, 2 * kSec),
                   [this, rank] { KillProcess(rank, keeper::Cause::kLost, 1, 0); });

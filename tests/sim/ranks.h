@@ -23,7 +23,10 @@ class Checker;
 
 // The behaviour of a job's program, which is not in the spec.
 struct Program {
-  bool sdk = false;   // joins a session
+  bool sdk = false;    // joins a session
+  bool stays = false;  // and can go on in another generation, where the job lets it
+  // How long a process that stays takes at most to let go of its generation, mostly; 0: none does by itself.
+  int64_t letting_go = 300 * kMs;
   int64_t steps = 0;  // it ends well after so many; 0: never
   int64_t step_time = 10 * kSec;
   int64_t startup = 2 * kSec;
@@ -51,12 +54,21 @@ struct RankProcess {
   bool frozen = false;              // stands still for a while, as its cgroup or its machine does
   std::vector<std::string> unread;  // what came down meanwhile
   bool lies = false;                // reports steps it did not make
+  keeper::Kept born;                // the rank as which it was started
+  bool in_place = false;            // its environment says that the job lets it stay
+  bool stays = false;               // it has said that it can go on in another generation
+  bool termed = false;              // it got SIGTERM, and can go on no more
+  bool released = false;            // nothing that it says belongs to its generation any more
+  bool kept = false;                // it waits between two generations
+  bool deaf = false;                // its connection to its keeper is gone
+  int64_t step = -1;                // the newest one that it has in memory; only where it stays
   std::optional<core::WorkerCore> worker;
   std::string table;  // what the entry barrier gave it
   // Sends to its keeper; empty when the keeper is gone.
   std::function<void(const std::string& json)> relay;
   std::function<void(const std::string& line)> report;
   std::function<void(keeper::Exited)> exited;
+  std::function<void()> let_go;  // kRankReleased
 };
 using RankPtr = std::shared_ptr<RankProcess>;
 
@@ -71,6 +83,8 @@ struct Gang {
   int ups = 0;
   int64_t stepped_at = 0;  // or became whole
 };
+// False: the process is kept, or is a member of a later gang.
+bool IsOf(const RankProcess& rank, const Gang& gang);
 
 // The checkpoints of a job that saves by itself, for a resume to find. Checkpoints of the SDK are in Saves.
 struct Checkpoints {
@@ -89,6 +103,10 @@ class Ranks {
   std::function<bool(int, int)> reachable = [](int, int) { return true; };
 
   RankPtr Spawn(RankPtr rank, int world, uint64_t timeline);
+  // A process that stays hears that its generation is over.
+  void Revoke(const RankPtr& rank);
+  // A kept process is that rank of that generation from now on.
+  void GoOn(const RankPtr& rank, uint64_t generation, int number, int world, uint64_t timeline);
   void FromAgent(const RankPtr& rank, const std::string& text);  // a relay that came down
   void Term(const RankPtr& rank, bool save);
   void Notice(const RankPtr& rank, uint32_t seconds, int signal);
@@ -110,10 +128,14 @@ class Ranks {
 
  private:
   const Program& ProgramOf(const JobId& job);
+  Gang& GangOf(const RankProcess& rank, int world, uint64_t timeline);
+  void Join(const RankPtr& rank);
+  void Rejoin(const RankPtr& rank, int64_t delay);
+  void LetGo(const RankPtr& rank, int64_t delay);
   void Up(const RankPtr& rank);
   void Begin(Gang& gang, int64_t step);
   void MeetStorageFault(const RankPtr& rank, const std::string& text);
-  void AwaitTable(const RankPtr& rank, int64_t timeout);
+  void AwaitTable(const RankPtr& rank, uint64_t generation, int64_t timeout);
   void Tick(const JobId& job, uint64_t generation);
   bool CanStep(const Gang& gang) const;
   void Report(Gang& gang);

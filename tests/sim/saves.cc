@@ -28,9 +28,6 @@ std::string ShardText(const ckpt::SaveId& id, int rank) {
 
 bool Runs(const RankProcess& rank) { return rank.alive && !rank.stuck; }
 
-// The answer of Session::Alive.
-bool GenerationLives(const RankProcess& rank) { return rank.relay != nullptr && !rank.over; }
-
 std::string Show(const ckpt::SaveId& id) { return ckpt::AttemptName(id); }
 
 }  // namespace
@@ -122,10 +119,18 @@ struct Saves::Saver {
       : rank(std::move(process)),
         team(its_team),
         core({.rank = rank->rank, .world_size = world, .commit_timeout = its_team.commit_timeout}),
+        generation(rank->generation),
+        number(rank->rank),
         world_size(world) {}
+  // The answer of the Session::Alive of its generation: the process may be in another one.
+  bool GenerationLives() const {
+    return rank->relay != nullptr && !rank->over && rank->generation == generation;
+  }
   RankPtr rank;
   Team& team;
   ckpt::SaveCore core;
+  uint64_t generation;
+  int number;  // of its rank there
   int world_size;
   ckpt::SaveId id;
   ckpt::ShardFile file;
@@ -339,7 +344,7 @@ void Saves::Turn(const SaverPtr& saver) {
 void Saves::Wake(const SaverPtr& saver) {
   if (!Runs(*saver->rank)) return;
   if (saver->rank->frozen) return kernel_.After(kSec, [this, saver] { Wake(saver); });
-  if (!GenerationLives(*saver->rank) && !std::exchange(saver->told_stop, true)) {
+  if (!saver->GenerationLives() && !std::exchange(saver->told_stop, true)) {
     Apply(saver, save::Revoked{"the generation is over"});
   } else {
     Apply(saver, save::Tick{});
@@ -361,8 +366,8 @@ void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
   FlakyStore* store = &saver->team.directory->store;
   if (std::holds_alternative<save::WriteShard>(effect)) {
     return Ask(saver, [saver, store, finite = !kernel_.rng.Chance(0.05)]() -> Events {
-      const std::string text = ShardText(saver->id, saver->rank->rank);
-      saver->file = {.name = ckpt::ShardName(saver->rank->rank, saver->world_size),
+      const std::string text = ShardText(saver->id, saver->number);
+      saver->file = {.name = ckpt::ShardName(saver->number, saver->world_size),
                      .bytes = text.size(),
                      .chunks = {ckpt::Xxh3Hex(text)},
                      .finite = finite,
@@ -373,9 +378,9 @@ void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
   if (const auto* index = std::get_if<save::WriteIndex>(&effect)) {
     return Ask(saver, [saver, store, shard = index->shard]() -> Events {
       ckpt::ShardIndex out{
-          .id = saver->id, .rank = saver->rank->rank, .world_size = saver->world_size, .file = saver->file};
+          .id = saver->id, .rank = saver->number, .world_size = saver->world_size, .file = saver->file};
       if (!shard.ok()) out.error = absl::StrCat("error: ", shard.message());
-      const std::string name = ckpt::IndexName(saver->rank->rank, saver->world_size);
+      const std::string name = ckpt::IndexName(saver->number, saver->world_size);
       return {save::IndexWritten{store->PutIfAbsent(ckpt::AttemptKey(saver->id, name), ckpt::Print(out))}};
     });
   }
@@ -411,7 +416,7 @@ void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
 }
 
 Saves::Events Saves::PollIndices(Saver& saver, const std::vector<int>& missing) {
-  saver.files[saver.rank->rank] = saver.file;
+  saver.files[saver.number] = saver.file;
   const auto given_up = ckpt::ReadManifest(&saver.team.directory->store, saver.id);
   if (given_up.ok() && std::holds_alternative<ckpt::AbortMarker>(*given_up))
     return {save::ManifestRead{save::KeyHolds::kAbortMarker, ""}};
@@ -430,7 +435,7 @@ Saves::Events Saves::PollIndices(Saver& saver, const std::vector<int>& missing) 
 }
 
 Saves::Events Saves::CheckAuthority(Saver& saver) {
-  saver.files[saver.rank->rank] = saver.file;
+  saver.files[saver.number] = saver.file;
   ckpt::Manifest manifest{.id = saver.id, .owner = saver.team.identity, .world_size = saver.world_size};
   for (const auto& [rank, file] : saver.files) manifest.files.push_back(file);
   if (absl::Status valid = ckpt::Validate(manifest); !valid.ok()) return {save::AuthorityChecked{valid}};
@@ -439,18 +444,18 @@ Saves::Events Saves::CheckAuthority(Saver& saver) {
       saver.team.directory->store.Get(ckpt::OwnerKey(saver.id.epoch + 1), ckpt::kSmallFileBytesMax);
   if (next.ok()) return {save::AuthorityChecked{absl::FailedPreconditionError("it was taken over")}};
   if (!absl::IsNotFound(next.status())) return {save::AuthorityChecked{next.status()}};
-  return {save::AuthorityChecked{
-      GenerationLives(*saver.rank) ? absl::OkStatus() : absl::UnavailableError("the generation is over")}};
+  return {save::AuthorityChecked{saver.GenerationLives() ? absl::OkStatus()
+                                                         : absl::UnavailableError("the generation is over")}};
 }
 
 Saves::Events Saves::LookAtKey(Saver& saver) {
   std::string text;
   const auto read = ckpt::ReadManifest(&saver.team.directory->store, saver.id, &text);
   if (absl::IsNotFound(read.status())) {
-    return {saver.rank->rank == 0 ? ckpt::WhyNothingIsThere(&saver.team.directory->store, saver.id)
-                                  : save::ManifestRead{save::KeyHolds::kNothing, ""}};
+    return {saver.number == 0 ? ckpt::WhyNothingIsThere(&saver.team.directory->store, saver.id)
+                              : save::ManifestRead{save::KeyHolds::kNothing, ""}};
   }
-  if (saver.rank->rank == 0 && !saver.manifest.empty() && text == saver.manifest) {
+  if (saver.number == 0 && !saver.manifest.empty() && text == saver.manifest) {
     saver.team.finite_of[saver.id] = std::get<ckpt::Manifest>(*read).finite();
     return {save::ManifestRead{save::KeyHolds::kThisManifest, ""}};
   }
@@ -460,40 +465,39 @@ Saves::Events Saves::LookAtKey(Saver& saver) {
   if (std::holds_alternative<ckpt::AbortMarker>(*read))
     return {save::ManifestRead{save::KeyHolds::kAbortMarker, ""}};
   const auto& manifest = std::get<ckpt::Manifest>(*read);
-  const bool same = saver.rank->rank != 0 && manifest.world_size == saver.world_size &&
-                    manifest.files[static_cast<size_t>(saver.rank->rank)] == saver.file;
+  const bool same = saver.number != 0 && manifest.world_size == saver.world_size &&
+                    manifest.files[static_cast<size_t>(saver.number)] == saver.file;
   return {save::ManifestRead{same ? save::KeyHolds::kThisManifest : save::KeyHolds::kOther, ""}};
 }
 
 // Other ranks may see the manifest before rank 0 has read it back.
 void Saves::ReportCommitted(Saver& saver) {
   Directory& directory = *saver.team.directory;
-  kernel_.Note(0x5A7E, saver.team.identity.job, " rank ", saver.rank->rank, ": committed is ",
-               Show(saver.id));
+  kernel_.Note(0x5A7E, saver.team.identity.job, " rank ", saver.number, ": committed is ", Show(saver.id));
   committed_.insert({saver.team.identity.job, saver.id.timeline, saver.id.step});
-  if (!GenerationLives(*saver.rank)) ++kernel_.counts["committed by a generation that is over"];
+  if (!saver.GenerationLives()) ++kernel_.counts["committed by a generation that is over"];
   directory.newest = std::max(directory.newest.value_or(saver.id), saver.id);
   Check(directory);
-  if (!saver.rank->relay) return;
+  if (!saver.rank->relay || saver.rank->generation != saver.generation) return;
   saver.rank->relay(absl::StrCat(R"({"type":"checkpoint","step":)", saver.id.step, R"(,"timeline":)",
                                  saver.id.timeline, R"(,"manifest":"m"})"));
 }
 
 // A save is given up for a reason only.
 void Saves::Finished(const Saver& saver, const absl::Status& status) {
-  if (saver.rank->rank == 0) ++kernel_.counts[status.ok() ? "save committed" : "save given up"];
+  if (saver.number == 0) ++kernel_.counts[status.ok() ? "save committed" : "save given up"];
   const Team& team = saver.team;
   constexpr int64_t kSoon = 10 * kSec;  // less than any commit_timeout
   if (status.ok() || trouble_ > team.trouble || kernel_.now() - team.began > kSoon) return;
   for (const SaverPtr& other : team.savers) {
-    if (!Runs(*other->rank) || !GenerationLives(*other->rank) || other->rank->frozen) return;
+    if (!Runs(*other->rank) || !other->GenerationLives() || other->rank->frozen) return;
   }
   if (team.directory->store.base.Size(ckpt::OwnerKey(saver.id.epoch + 1)).ok()) return;
   // A save of an older timeline may be deleted by the retention of the newer one before it is read back.
   const auto& newest = team.directory->newest;
   if (absl::IsAborted(status) && newest && newest->timeline > saver.id.timeline) return;
-  kernel_.Fail("INV-4", absl::StrCat(team.identity.job, " rank ", saver.rank->rank, " gives up ",
-                                     Show(saver.id), " for no reason: ", status.message()));
+  kernel_.Fail("INV-4", absl::StrCat(team.identity.job, " rank ", saver.number, " gives up ", Show(saver.id),
+                                     " for no reason: ", status.message()));
 }
 
 // ---------------------------------------------------------------- retention

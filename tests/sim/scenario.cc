@@ -132,13 +132,17 @@ class Runner {
 
   void Nodes() { Boot(Number(line_.Word(1)), Number(line_.Option("cpus", "4")), 1); }
 
-  // submit NAME ranks=N [cpus=N] [sdk=yes] [steps=N] [save_every=N]; does not wait for the answer
+  // submit NAME ranks=N [cpus=N] [sdk=yes] [steps=N] [save_every=N] [in-place=yes]; does not wait for the
+  // answer
   void Submit() {
     const std::string name = line_.Word(1);
+    const bool in_place = line_.Option("in-place", "no") == "yes";
     const std::string text =
         absl::StrCat("name: ", name, "\nrun: train\nranks: ", line_.Option("ranks", "1"),
-                     "\nresources: {cpus: ", line_.Option("cpus", "1"), "}\nstop_grace: 5s\n");
+                     "\nresources: {cpus: ", line_.Option("cpus", "1"), "}\nstop_grace: 5s\n",
+                     in_place ? "elastic: {mode: in-place}\n" : "");
     Program program;
+    program.stays = in_place;
     program.sdk = line_.Option("sdk", "yes") == "yes";
     program.steps = Number(line_.Option("steps", "0"));
     program.step_time = 2 * kSec;
@@ -325,6 +329,11 @@ class Runner {
     } else if (what == "count") {
       const int64_t count = world_->kernel.counts[line_.Word(2)];
       if (count != Number(line_.Word(3))) Wrong(absl::StrCat(line_.Word(2), " is ", count));
+    } else if (what == "kept") {
+      const int kept = world_->checker.Kept(Job(line_.Word(2)));
+      if (kept != Number(line_.Word(3))) Wrong(absl::StrCat(kept, " processes are kept"));
+    } else if (what == "born") {
+      ExpectBorn();
     } else if (what == "joined") {
       const auto all = [&] { return world_->joins.joined() >= Number(line_.Word(2)); };
       if (!world_->RunUntil(all, Time(line_.Option("within", "30s"))))
@@ -332,6 +341,17 @@ class Runner {
     } else {
       Wrong(absl::StrCat("expect what? ", what));
     }
+  }
+
+  // expect born JOB RANK GENERATION
+  void ExpectBorn() {
+    const auto state = State(line_.Word(2));
+    Gang* gang = state ? world_->ranks.FindGang(state->id, state->generation.value) : nullptr;
+    const int rank = Number(line_.Word(3));
+    if (gang == nullptr || !gang->ranks.contains(rank)) return Wrong("no such rank");
+    const uint64_t born = gang->ranks.at(rank)->born.born;
+    if (born != static_cast<uint64_t>(Number(line_.Word(4))))
+      Wrong(absl::StrCat("its process was started in generation ", born));
   }
 
   static uint64_t Hits(const std::string& name, const std::vector<std::pair<const char*, uint64_t>>& probes) {

@@ -51,6 +51,7 @@ Profile Draw(Rng& rng) {
   if (rng.Chance(0.2)) profile.port_taken = 0.1;
   if (rng.Chance(0.2)) profile.keeper_start_fails = 0.02;
   profile.sync_time = static_cast<int64_t>(LogUniform(rng, 0.5, 200) * static_cast<double>(kMs));
+  if (rng.Chance(0.4)) profile.in_place = 0.2 + 0.8 * rng.Unit();  // last: the others stay as they were
   return profile;
 }
 
@@ -270,7 +271,7 @@ void World::DrainByHand() {
 
 void World::RankFault(FaultKind kind) {
   const RankPtr rank = ranks.Random();
-  if (rank == nullptr || rank->asked_to_end) return;
+  if (rank == nullptr || (rank->asked_to_end && !rank->kept)) return;
   Count(kind);
   switch (kind) {
     case FaultKind::kRankCrash:

@@ -25,7 +25,8 @@ World::World(uint64_t seed, const Profile& chosen)
       disk(kernel),
       checker(kernel, disk),
       ranks(kernel, checker),
-      joins(kernel, network, disk) {
+      joins(kernel, network, disk),
+      elastic_rng_(seed ^ 0x656c6173746963) {
   core::HeadConfig config;
   config.cluster = ClusterId("sim");
   config.quarantine_max = config.avoid_for = absl::Minutes(2);  // shorter than the bound of INV-9
@@ -246,7 +247,17 @@ std::string World::DrawSpec(Program* program) {
                     program->directory.empty() ? absl::StrCat(submitted_) : program->directory,
                     ", replicas: ", 1 + submitted_ % 3, "}\n");
   }
+  DrawInPlace(program, &text);
   return text;
+}
+
+// Most programs of such a job join to stay, and a few of those let go so late that their keeper ends them.
+void World::DrawInPlace(Program* program, std::string* text) {
+  if (!elastic_rng_.Chance(profile.in_place)) return;
+  ++kernel.counts["job in place"];
+  absl::StrAppend(text, "elastic: {mode: in-place}\n");
+  program->stays = program->sdk && elastic_rng_.Chance(0.9);
+  if (elastic_rng_.Chance(0.2)) program->letting_go = static_cast<int64_t>(elastic_rng_.Below(10 * kSec));
 }
 
 void World::Submit(Client& client) {
@@ -342,8 +353,10 @@ std::string World::Leftovers() {
   for (const auto& [pid, rank] : ranks.living()) {
     if (rank->stuck) continue;
     const auto it = disk.jobs().find(rank->job);
-    if (it == disk.jobs().end() || core::IsFinal(it->second.state) ||
-        it->second.revoked.value >= rank->generation) {
+    const bool over = it == disk.jobs().end() || core::IsFinal(it->second.state);
+    // A job that waits may keep processes, one that runs needs those that are in it.
+    if (!over && rank->kept && it->second.generation <= it->second.revoked) continue;
+    if (over || rank->kept || it->second.revoked.value >= rank->generation) {
       return absl::StrCat("a process of ", rank->job.value, " g", rank->generation, " rank ", rank->rank,
                           " is left on m", rank->machine);
     }
@@ -381,7 +394,8 @@ std::string World::Unreleased() {
         if (machine->config().node != node || machine->config().clone || !machine->agent_alive()) continue;
         const bool runs =
             std::any_of(ranks.living().begin(), ranks.living().end(), [&, &job = id](const auto& item) {
-              return item.second->job == job && item.second->machine == machine->index();
+              return item.second->job == job && item.second->machine == machine->index() &&
+                     !item.second->kept;
             });
         if (!runs)
           return absl::StrCat("m", machine->index(), " has not said that it holds nothing of ", id.value);

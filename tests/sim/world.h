@@ -70,6 +70,7 @@ struct Profile {
   int jobs_max = 4;
   bool shared_directory = false;  // some jobs save into one
   double port_taken = 0, keeper_start_fails = 0;
+  double in_place = 0;  // part of the jobs whose processes stay
   int64_t sync_time = 3 * kMs;
 };
 Profile Draw(Rng& rng);
@@ -132,11 +133,14 @@ class World {
   bool TrulyRunning(const core::HeadSnapshot::Job& job);
   bool TrulyWaiting(const core::HeadSnapshot::Job& job);
   std::string Leftovers();
+  void DrawInPlace(Program* program, std::string* text);
   std::string LeftoverCopies();
   std::string Unreleased();
   void CheckQueues();
   void CheckJoins();
 
+  // Its own, so that a seed without jobs in place takes the course that it took before there were any.
+  Rng elastic_rng_;
   std::map<std::string, std::optional<spec::JobSpec>> specs_;
   std::map<std::string, Program> programs_of_text_;
   // Machines whose ranks cannot talk, smaller first: until when, or until when they could not.

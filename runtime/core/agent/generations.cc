@@ -55,19 +55,14 @@ void Generations::OnRevoke(const Revoke& revoke) {
   AgentJob& record = model_.RecordOf(revoke.job);
   record.revoked = std::max(record.revoked, revoke.generation);
   record.stopping = record.stopping || revoke.mode != EndMode::kReform;
-  const bool told = End(record, revoke);
-  if (!revoke.keep && !std::exchange(record.kept, {}).empty() && !told) {
-    GT_PROBE("agent.lets_kept_processes_go");
-    context_.Command(revoke.job, keeper::EndGeneration{revoke.generation.value, keeper::End::kReform, 5000,
-                                                       revoke.reason});
-  }
+  End(record, revoke);
   if (record.generations.count(revoke.generation) == 0) {  // never started here, or over long ago
     GT_PROBE("agent.revoke_of_unknown");
     OweGone(revoke.job, record, revoke.generation, "");
   }
 }
 
-bool Generations::End(AgentJob& record, const Revoke& revoke) {
+void Generations::End(AgentJob& record, const Revoke& revoke) {
   const JobId& job = revoke.job;
   const Generation up_to = revoke.generation;
   std::set<Generation> ends;
@@ -78,8 +73,10 @@ bool Generations::End(AgentJob& record, const Revoke& revoke) {
     generation.ended = true;
     ends.insert(number);  // a keeper that has never heard of it answers only where it is named
   }
+  const bool ends_kept = !revoke.keep && !record.kept.empty();
+  if (ends_kept) record.kept.clear();
   TellGone(job, record);
-  if (ends.empty()) return false;
+  if (ends.empty() && !ends_kept) return;
   ends.insert(up_to);
   const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(revoke.grace), 0, 24 * 3600 * 1000);
   for (const Generation number : ends) {
@@ -88,7 +85,6 @@ bool Generations::End(AgentJob& record, const Revoke& revoke) {
                                                 revoke.reason, revoke.keep});
   }
   context_.Say(absl::StrCat("end ", job.value, " up to generation ", up_to.value, ": ", revoke.reason));
-  return true;
 }
 
 void Generations::OnAckExit(const AckExit& ack) {
@@ -138,6 +134,7 @@ void Generations::OnRanksLeft(const RanksLeft& left) {
 void Generations::OnKeeperLost(const KeeperLost& event) {
   const auto it = model_.jobs.find(event.job);
   if (it == model_.jobs.end()) return;
+  it->second.kept.clear();
   if (std::exchange(it->second.keeper_leaves, false)) {
     const std::optional<StartGeneration> next = std::exchange(it->second.next, std::nullopt);
     if (next) starter_.Start(*next);
@@ -228,6 +225,14 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
     if (held.gone) OnGone(job, keeper::Gone{held.generation, held.clean, "", state.kept});
   }
   EndWhatNeverBegan(job, record, state);
+  if (context_.welcomed()) TellKept(job, record);
+}
+
+// The head may not have heard of those, or no more: it gives them a place or has them ended.
+void Generations::TellKept(const JobId& job, AgentJob& record) {
+  if (record.kept.empty() || record.forgotten) return;
+  GT_PROBE("agent.tells_late_what_is_kept");
+  OweGone(job, record, record.revoked, "");
 }
 
 // Reads the note that the agent which began the generation left with the keeper.

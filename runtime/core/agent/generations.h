@@ -34,13 +34,15 @@ class Generations {
   void OnGone(const JobId& job, const keeper::Gone& gone);
   void OnKeeperLost(const KeeperLost& event);
 
-  // `revoke` names the job and says how: every generation up to its own ends. False: none of them was here.
-  bool End(AgentJob& record, const Revoke& revoke);
+  // `revoke` names the job and says how: every generation up to its own ends.
+  void End(AgentJob& record, const Revoke& revoke);
   // Tells the head that a generation is gone which has nothing here. The head takes that for "this node holds
   // nothing of the job up to there" and begins the next one, so it waits until the older ones are gone.
   void OweGone(const JobId& job, AgentJob& record, Generation generation, const std::string& message);
   // Tells the head which generations are gone, none before those that are older.
   void TellGone(const JobId& job, AgentJob& record);
+  // Likewise of the processes that wait here, which a hello may have come too early to name.
+  void TellKept(const JobId& job, AgentJob& record);
   // Forgets the generations of which the head has acknowledged everything.
   void FinishIfSettled(const JobId& job);
 

@@ -83,6 +83,7 @@ void HeadTalk::SayHello() {
   hello.takes_copies = config_.near_port > 0;
   hello.keeps_seals = true;
   hello.kept = model_.Kept();
+  if (!hello.kept.empty()) GT_PROBE("agent.tells_what_is_kept");
   for (const auto& [job, folder] : copies_.folders()) hello.copies_of.push_back(job);
   hello.epoch = epoch_;
   hello.epoch_proof = epoch_proof_;

@@ -75,21 +75,17 @@ int Grants::PickPort(const Job& job, const NodeId& node) {
   return port;
 }
 
-// Processes that wait where the next generation has no place, or for which there is none for long.
-void Grants::LetKeptGo(Job& job, const std::vector<NodeId>& but, const std::string& why) {
+// The keepers of the next generation's nodes end what has no place in it; other nodes would wait for ever.
+void Grants::LetKeptGo(Job& job, const std::vector<NodeId>& but) {
   for (const auto& [node, processes] : job.kept) {
-    if (std::ranges::count(but, node) > 0) continue;
-    GT_PROBE("head.lets_kept_processes_go");
-    context_.Send(node, SendKind::kNow,
-                  Revoke{model_.epoch(), job.record.id, job.record.revoked, EndMode::kReform,
-                         config_.reform_grace, why});
+    if (std::ranges::count(but, node) == 0) life_.EndKept(job, node);
   }
   std::erase_if(job.kept, [&](const auto& item) { return std::ranges::count(but, item.first) == 0; });
   job.keep_until.reset();
 }
 
 void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
-  LetKeptGo(job, placement.nodes, "the next generation has no place there");
+  LetKeptGo(job, placement.nodes);
   JobRecord& record = job.record;
   if (record.grant) job.past[record.generation] = *record.grant;
   if (job.past.size() > 16) job.past.erase(job.past.begin());

@@ -4,7 +4,6 @@
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A grant
 // grows with the ranks and nodes of the job and goes to each node.
 #pragma once
-#include <string>
 #include <vector>
 
 #include "job/plan/place.h"
@@ -27,7 +26,7 @@ class Grants {
   // Sends it again to nodes that may not have it.
   void SendGrant(const Job& job, const std::vector<NodeId>& nodes);
   // Ends processes that wait for another generation, but those on the nodes `but`.
-  void LetKeptGo(Job& job, const std::vector<NodeId>& but, const std::string& why);
+  void LetKeptGo(Job& job, const std::vector<NodeId>& but);
   // Clears what is known of a generation only while it lives.
   void ResetLive(Job& job, Instant now);
 

@@ -72,6 +72,26 @@ TEST_F(HeadKeepTest, OnlyWhatTheNodesSayThatTheyKeepGoesOn) {
   EXPECT_THAT(Processes(), ElementsAre(ProcessId{}, ProcessId{})) << "rank 1 was on the other node";
 }
 
+// A node that does not answer is left out of the next generation. What it says later that it keeps has no
+// place, and what it keeps of a job that is over is of no use.
+TEST_F(HeadKeepTest, WhatHasNoPlaceIsEnded) {
+  Hello("1");
+  Hello("2");
+  Hello("3");
+  const JobId job = Submit("train 2 2 one-per-node in-place");
+  StartRanks(job);
+  Kill("1", job, 1, 0);
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(60), {"1", "3"});
+  EXPECT_THAT(Processes(), ElementsAre(ProcessId{}, ProcessId{}));
+  HelloAgain("2");
+  FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 1}}});
+  const auto [node, revoke] = Sent<Revoke>().back();
+  EXPECT_EQ(node, "2");
+  EXPECT_FALSE(revoke.keep);
+  EXPECT_EQ(revoke.generation, Generation{1});
+}
+
 TEST_F(HeadKeepTest, AStopAndAJobThatRestartsKeepNobody) {
   Hello("1");
   const JobId job = Submit("train 2 2 in-place");

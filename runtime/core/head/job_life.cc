@@ -72,6 +72,15 @@ void JobLife::SendRevoke(const Job& job, const NodeId& node, EndMode mode, absl:
       Revoke{model_.epoch(), job.record.id, job.record.revoked, mode, grace, job.record.ending_reason, keep});
 }
 
+void JobLife::EndKept(const Job& job, const NodeId& node) {
+  GT_PROBE("head.ends_kept_processes");
+  if (IsFinal(job.record.state))
+    return context_.Send(node, SendKind::kReply, ForgetJob{model_.epoch(), job.record.id});
+  context_.Send(node, SendKind::kNow,
+                Revoke{model_.epoch(), job.record.id, job.record.revoked, EndMode::kReform,
+                       job.spec.stop_grace, "no rank goes on with the processes that wait here"});
+}
+
 void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration grace, std::string reason,
                           Instant now) {
   JobRecord& record = job.record;

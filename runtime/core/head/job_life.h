@@ -37,6 +37,8 @@ class JobLife {
   // They keep what is left of their grace.
   void ResendEnding(Job& job, const NodeId& node, Instant now);
   void Release(Job& job, const NodeId& node, Instant now);
+  // No generation goes on with the processes that the node keeps of the job.
+  void EndKept(const Job& job, const NodeId& node);
   void ContinueEnding(Job& job, Instant now);
 
  private:

@@ -70,7 +70,7 @@ void JobTimers::FailLateStart(Job& job, Instant now) {
 
 void JobTimers::LetWaitingGo(Job& job, Instant now) {
   if (!job.keep_until || now < *job.keep_until) return;
-  grants_.LetKeptGo(job, {}, "there was no room for another generation for long");
+  grants_.LetKeptGo(job, {});
   model_.schedule = true;
 }
 

@@ -165,7 +165,11 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   }
   recovery_.OnGone(node.record.id, gone);
   Job* job = model_.FindJob(gone.job);
-  if (job == nullptr) return;
+  if (job == nullptr) {
+    if (!gone.kept.empty() && !recovery_.TakesUp(gone.job))
+      context_.Send(node.record.id, SendKind::kReply, ForgetJob{model_.epoch(), gone.job});
+    return;
+  }
   if (!gone.clean) {
     context_.Emit(*job, "warning",
                   absl::StrCat("processes survived SIGKILL on ", node.record.hostname, ": ", gone.message,
@@ -175,10 +179,16 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   if (gone.generation < job->record.revoked) {
     GT_PROBE("head.gone_of_older_generation");
     ++context_.counters().stale_dropped;
+    if (!gone.kept.empty()) life_.EndKept(*job, node.record.id);
     return;
   }
+  // A generation that has begun meanwhile either has this node, whose keeper ends what has no place in it, or
+  // has no place for any of them.
+  const bool late = job->Live() || IsFinal(job->record.state);
   job->kept.erase(node.record.id);
-  if (!gone.kept.empty() && !IsFinal(job->record.state)) job->kept[node.record.id] = gone.kept;
+  if (!late && !gone.kept.empty()) job->kept[node.record.id] = gone.kept;
+  if (late && !gone.kept.empty() && !(job->Live() && job->HoldsNode(node.record.id)))
+    life_.EndKept(*job, node.record.id);
   life_.Release(*job, node.record.id, now);
 }
 

@@ -67,6 +67,7 @@ void Reconciler::TakeKept(const NodeId& node, const AgentHello& hello) {
     Job* job = model_.FindJob(kept.job);
     if (job != nullptr && !IsFinal(job->record.state)) {
       if (!job->Live()) job->kept[node] = kept.processes;
+      if (job->Live() && !job->HoldsNode(node)) life_.EndKept(*job, node);
       continue;
     }
     GT_PROBE("head.ends_kept_processes_of_a_forgotten_job");
