@@ -442,6 +442,11 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
     ++kernel_.counts["generation shrinks"];
     return std::nullopt;
   }
+  const bool waits_for_return = awake - *truth.decided_awake >= Ns(config.return_timeout) - kSlack;
+  if (waits_for_return && somebody_hangs && somebody_hangs(truth.grant.job, truth.grant.generation.value)) {
+    ++kernel_.counts["a process that hangs is not waited for"];
+    return std::nullopt;
+  }
   const bool late = awake - *truth.decided_awake >= Ns(config.start_timeout) - kSlack;
   const bool started = truth.all_started_at && kernel_.now() - *truth.all_started_at >= 15 * kSec;
   if (late && !started) return std::nullopt;

@@ -29,6 +29,8 @@ class Checker {
   std::function<bool(const JobId&, uint64_t timeline, int64_t step)> committed;
   // Whether ranks on the two nodes could not talk at some moment after `then`.
   std::function<bool(const NodeId&, const NodeId&, int64_t then)> link_was_cut;
+  // Whether a process of the generation's ranks hangs or stands still.
+  std::function<bool(const JobId&, uint64_t generation)> somebody_hangs;
   std::function<NodeId(const std::string& hostname)> node_called;
   std::function<NodeId(int machine)> node_on;
   std::function<bool(int machine)> shares_key;  // another machine has a copy of its state (fault N4)

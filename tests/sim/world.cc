@@ -72,6 +72,12 @@ World::World(uint64_t seed, const Profile& chosen)
     return it != partial_.end() && it->second > then;
   };
   ranks.reachable = [this, cut_after](int a, int b) { return !cut_after(a, b, kernel.now()); };
+  checker.somebody_hangs = [this](const JobId& job, uint64_t generation) {
+    const auto gang = ranks.gangs().find({job, generation});
+    return gang != ranks.gangs().end() && std::ranges::any_of(gang->second.ranks, [](const auto& item) {
+             return item.second->hung || item.second->frozen;
+           });
+  };
   checker.link_was_cut = [this, cut_after](const NodeId& a, const NodeId& b, int64_t then) {
     for (const auto& one : machines) {
       for (const auto& other : machines) {

@@ -80,11 +80,22 @@ void JobTimers::FailHungProcesses(Job& job, Instant now) {
   if (!job.Live() || !job.return_deadline || now < *job.return_deadline) return;
   job.return_deadline.reset();
   const RankPlace* first = nullptr;
+  bool unheard = false;
   for (const RankPlace& place : job.record.grant->ranks) {
     const bool joined = job.ranks[place.rank].status.state == RankState::kJoined;
     if (place.process.generation.value == 0 || joined || job.ExitOf(place.rank) != nullptr) continue;
+    const auto node = model_.nodes.find(place.node);
+    if (node == model_.nodes.end() || now - node->second.heard_at > config_.heartbeat_interval * 3) {
+      unheard = true;  // it may have joined, and the failure detector judges its node
+      continue;
+    }
     job.hung.insert(place.process);
     if (first == nullptr) first = &place;
+  }
+  if (unheard) {
+    job.hung.clear();
+    job.return_deadline = now + config_.return_timeout;
+    return;
   }
   if (first == nullptr) return;
   GT_PROBE("head.process_did_not_return");

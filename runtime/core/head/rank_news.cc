@@ -104,6 +104,8 @@ void RankNews::OnStarted(const NodeId& node, const RanksStarted& started, Instan
 void RankNews::RunningIfAllStarted(Job& job, Instant now) {
   if (!job.Live() || job.record.state == JobState::kRunning || job.not_started > 0) return;
   job.start_deadline.reset();
+  // The grant may have waited for the disk for long.
+  if (job.return_deadline) job.return_deadline = std::max(*job.return_deadline, now + config_.return_timeout);
   job.progress_at = now;
   life_.Move(job, JobState::kRunning, sizing_.RunningReason(job));
   // A person did not want to wait for a checkpoint, and the ranks had not all started then.
