@@ -669,6 +669,7 @@ class Life {
 
   void Quit() {
     Tell("quit");
+    const auto waiting = model_.Waiting();
     hurried_ = UINT64_MAX;
     model_.keeper().Do(keeper::Quit{"the life is over"});
     client_->Send(keeper::Quit{"the life is over"});
@@ -676,6 +677,9 @@ class Life {
     if (model_.keeper().alive()) Wrong("the model does not leave after Quit");
     if (!Until([&] { return Pump(), !host::KeeperPid(dir_).ok(); }))
       Wrong("the keeper does not leave after Quit");
+    for (const RankKey& birth : waiting) {
+      if (Alive(pids_.at(birth))) Wrong("the keeper leaves a process that waits behind");
+    }
   }
 
   // The next agent gets everything that the keeper recorded and no agent has acknowledged, and nothing that

@@ -230,7 +230,9 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
 
 // The head may not have heard of those, or no more: it gives them a place or has them ended.
 void Generations::TellKept(const JobId& job, AgentJob& record) {
-  if (record.kept.empty() || record.forgotten) return;
+  if (record.kept.empty()) return;
+  // The keeper may not have read it: its connection broke.
+  if (record.forgotten) return context_.Command(job, keeper::Quit{"the job is over"});
   GT_PROBE("agent.tells_late_what_is_kept");
   OweGone(job, record, record.revoked, "");
 }
