@@ -223,7 +223,10 @@ class Chaos {
                                                        .apart = true}));
     const json reply = json::parse(text, nullptr, /*allow_exceptions=*/false);
     const auto code = reply.find("exit_code");
-    if (code != reply.end() && code->is_number_integer() && code->get<int>() == 0) return absl::OkStatus();
+    const int exit_code = code != reply.end() && code->is_number_integer() ? code->get<int>() : 1;
+    // The end of the generation, which the signal brings about, may kill the command that gave it.
+    constexpr int kKilled = 128;
+    if (exit_code == 0 || exit_code > kKilled) return absl::OkStatus();
     return absl::UnavailableError("its process had ended already");
   }
 
