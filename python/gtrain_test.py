@@ -537,6 +537,10 @@ class ElasticTest(unittest.TestCase):
         with gtrain.Session(stay=True) as session:
             with self.assertRaisesRegex(gtrain.InvalidArgument, "samples"):
                 gtrain.Elastic(session, samples=0, global_batch=8)
+            forgotten = gtrain.Elastic(session, samples=10, global_batch=5)
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, "were not reduced: it would come for ever"):
+                for _ in forgotten:
+                    pass
             run = gtrain.Elastic(session, samples=10, global_batch=5)
             with self.assertRaisesRegex(gtrain.InvalidArgument, "float32|bits|dtype|elements"):
                 run.gradient(np.zeros(3))

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/hash.h"
 #include "sharding/ledger/audit.h"
@@ -17,14 +15,12 @@ namespace {
 
 // A state is handed over in pieces of this many bytes, so that who has it needs no second copy of it.
 constexpr size_t kPieceBytes = 4 << 20;
-constexpr int64_t kBlockVersion = 1;
-constexpr size_t kBlockNumbers = 10;
 constexpr absl::Duration kLastSave = absl::Minutes(30);
 
 }  // namespace
 
 ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
-    : session_(std::move(session)), options_(std::move(options)), block_(kBlockNumbers) {}
+    : session_(std::move(session)), options_(std::move(options)) {}
 
 ElasticRun::~ElasticRun() = default;
 
@@ -102,7 +98,7 @@ absl::Status ElasticRun::StartFresh() {
   cursor_ = {};
   if (options_.checkpoints) {
     GT_RETURN_IF_ERROR(OpenCheckpoints());
-    std::ranges::fill(block_, 0);
+    block_ = {};
     const bool was_as_made = std::exchange(as_made_, false);
     GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored, checkpointer_->Restore());
     if (!restored) as_made_ = was_as_made;
@@ -116,8 +112,7 @@ absl::Status ElasticRun::StartFresh() {
     lost_ = true;
     return absl::UnavailableError(
         "all ranks that had the state are lost, half a copy of it is of no use, and there is no checkpoint: "
-        "training "
-        "begins anew");
+        "training begins anew. A `checkpoint:` in the job file keeps it");
   }
   if (session_->rank() == agreement_.source) applied_ = 0;
   return HandOver(agreement_.source);
@@ -131,14 +126,13 @@ absl::Status ElasticRun::HandOver(int source) {
   }
   FillBlock();
   GT_RETURN_IF_ERROR(comm_->Broadcast(block_.data(), block_.size(), DType::kInt64, source));
+  // Whose state stands lets the pieces pass by: a copy that breaks off must not harm it.
+  const bool passes_by = !takes && session_->rank() != source;
+  std::vector<char> aside(passes_by ? kPieceBytes : 0);
   for (const State& state : states_) {
-    if (takes || session_->rank() == source) {
-      for (size_t at = 0; at < state.bytes; at += kPieceBytes)
-        GT_RETURN_IF_ERROR(CopyBytes(state.data + at, std::min(kPieceBytes, state.bytes - at), source));
-    } else {
-      std::vector<char> passes_by(std::min(kPieceBytes, state.bytes));
-      for (size_t at = 0; at < state.bytes; at += kPieceBytes)
-        GT_RETURN_IF_ERROR(CopyBytes(passes_by.data(), std::min(kPieceBytes, state.bytes - at), source));
+    for (size_t at = 0; at < state.bytes; at += kPieceBytes) {
+      GT_RETURN_IF_ERROR(comm_->Broadcast(passes_by ? aside.data() : state.data + at,
+                                          std::min(kPieceBytes, state.bytes - at), DType::kUint8, source));
     }
   }
   GT_RETURN_IF_ERROR(CheckCopies());
@@ -146,10 +140,6 @@ absl::Status ElasticRun::HandOver(int source) {
   GT_RETURN_IF_ERROR(ReadBlock());
   applied_ = cursor_.step;
   return absl::OkStatus();
-}
-
-absl::Status ElasticRun::CopyBytes(char* data, size_t bytes, int source) {
-  return comm_->Broadcast(data, bytes, DType::kUint8, source);
 }
 
 // Every rank hashes what it has: a difference is not a copy that went wrong alone, but also state that was
@@ -176,6 +166,9 @@ absl::Status ElasticRun::CheckCopies() {
 absl::StatusOr<StepPlace> ElasticRun::Begin() {
   if (phase_ == Phase::kApplying)
     return absl::FailedPreconditionError("the update of this step was not said to be applied");
+  if (phase_ == Phase::kComputing)
+    return absl::FailedPreconditionError(
+        "the gradients of this step were not reduced: it would come for ever");
   phase_ = Phase::kIdle;
   held_ = -1;
   for (;;) {
@@ -195,11 +188,10 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         phase_ = Phase::kComputing;
         return place;
       }
-      const absl::StatusOr<bool> last = SaveLast();
       place.done = true;
       place.stopped = batch.size() > 0;
-      if (last.ok()) return place;
-      settled = last.status();
+      settled = SaveLast();
+      if (settled.ok()) return place;
     }
     if (!Lost(settled)) return settled;
     comm_.reset();
@@ -207,7 +199,7 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
 }
 
 // No rank leaves before all have what they came for.
-absl::StatusOr<bool> ElasticRun::SaveLast() {
+absl::Status ElasticRun::SaveLast() {
   if (!std::exchange(said_end_, true)) SayWhere();
   if (checkpointer_ != nullptr && !saved_last_) {
     FillBlock();
@@ -219,8 +211,7 @@ absl::StatusOr<bool> ElasticRun::SaveLast() {
     }
     saved_last_ = true;
   }
-  GT_RETURN_IF_ERROR(comm_->Barrier());
-  return true;
+  return comm_->Barrier();
 }
 
 int64_t ElasticRun::BatchSize() const {
@@ -268,7 +259,6 @@ absl::StatusOr<bool> ElasticRun::AfterLoss() {
     phase_ = Phase::kApplying;
     return true;
   }
-  ++repeated_;
   return false;
 }
 
@@ -308,24 +298,10 @@ absl::Status ElasticRun::OpenCheckpoints() {
 }
 
 // The block is that of Samples::AddTo, so that either reads what the other saved.
-void ElasticRun::FillBlock() {
-  const sharding::SampleOptions& data = options_.samples;
-  block_ = {kBlockVersion,        cursor_.step,          cursor_.epoch,     cursor_.offset,
-            data.samples,         data.epochs,           data.global_batch, static_cast<int64_t>(data.seed),
-            data.shuffle ? 1 : 0, data.drop_last ? 1 : 0};
-}
+void ElasticRun::FillBlock() { block_ = sharding::PackCursor(options_.samples, cursor_); }
 
 absl::Status ElasticRun::ReadBlock() {
-  if (block_[0] != kBlockVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("where training is in its samples is of version ",
-                                                      block_[0], ", which another version of gtrain wrote"));
-  }
-  const sharding::SampleOptions before{
-      block_[4], block_[5], block_[6], static_cast<uint64_t>(block_[7]), block_[8] != 0, block_[9] != 0};
-  GT_RETURN_IF_ERROR(sharding::CheckSameData(before, options_.samples));
-  const sharding::SampleCursor cursor{block_[1], block_[2], block_[3]};
-  GT_RETURN_IF_ERROR(sharding::CheckCursor(options_.samples, cursor));
-  cursor_ = cursor;
+  GT_ASSIGN_OR_RETURN(cursor_, sharding::UnpackCursor(options_.samples, block_));
   return absl::OkStatus();
 }
 

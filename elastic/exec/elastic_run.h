@@ -5,10 +5,11 @@
 //   Begin -> compute (may be repeated) -> Reduce: true -> the update -> Applied -> Begin ...
 //                                         false -> Begin again
 //
-// One thread. Everything but Applied may block: for the other ranks of a generation, and for the next
-// generation when one is lost. A step costs an all-reduce a gradient and one of 24 bytes. A new generation of
-// n ranks costs a communicator, an all-gather of 16 bytes a rank and, where a rank is new, a broadcast of the
-// state and one reading of it for its hash.
+// One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
+// and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 16 bytes, and
+// what Checkpointer::SaveIfDue does. A new generation of n ranks costs a communicator, an all-gather of 32
+// bytes a rank and, where a rank is new, a broadcast of the state and, on every rank, one reading of it for
+// its hash of 16 bytes, which all gather.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "comm/port/communicator.h"
 #include "elastic/plan/agree.h"
@@ -57,8 +57,8 @@ class ElasticRun {
   absl::Status AddGradient(float* data, size_t count);
 
   // Sets the gradients to zero where there is something to compute. Unavailable: there is no other generation
-  // for this process: exit 75. Other errors are those of the
-  // checkpoints, or say what differs between ranks.
+  // for this process: exit 75. FailedPrecondition: the last step was not reduced or not applied. Other errors
+  // are those of the checkpoints, or say what differs between ranks.
   absl::StatusOr<StepPlace> Begin();
   // Sums gradients and loss over all ranks and divides both by the samples of the batch. True: every rank has
   // the same gradients now, and all make the update; the gradients are the means. False: the generation ended
@@ -66,11 +66,6 @@ class ElasticRun {
   absl::StatusOr<bool> Reduce(double loss);
   // The update of the step is made.
   absl::Status Applied();
-
-  int64_t applied() const { return applied_; }
-  // Of the generations that this process saw after its first, and steps that it computed again.
-  int64_t reforms() const { return reforms_; }
-  int64_t repeated() const { return repeated_; }
 
  private:
   struct State {
@@ -92,13 +87,12 @@ class ElasticRun {
   absl::Status Settle();
   absl::Status StartFresh();
   absl::Status HandOver(int source);
-  absl::Status CopyBytes(char* data, size_t bytes, int source);
   absl::Status CheckCopies();
   absl::Status OpenCheckpoints();
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
   absl::StatusOr<bool> AfterLoss();
-  absl::StatusOr<bool> SaveLast();
+  absl::Status SaveLast();
   void SayWhere();
   void FillBlock();
   absl::Status ReadBlock();
@@ -120,11 +114,11 @@ class ElasticRun {
   bool as_made_ = true;            // MemberState::as_made
   bool lost_ = false;              // there is nothing that this run could go on with
   sharding::SampleCursor cursor_;  // behind `applied_`
-  std::vector<int64_t> block_;     // step and cursor as they are handed over and saved
+  sharding::SampleBlock block_{};  // step and cursor as they are handed over and saved
   double loss_ = 0;                // mean of the step that is held
   bool has_loss_ = false;
   bool stop_ = false, saved_last_ = false, said_end_ = false;
-  int64_t reforms_ = 0, repeated_ = 0;
+  int64_t reforms_ = 0;
 };
 
 }  // namespace gtrain::elastic

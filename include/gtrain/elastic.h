@@ -125,7 +125,7 @@ class Elastic {
       if (place.done != 0) return Status();
       Step now(run_.get(), place);
       status = step(now);
-      if (status.code() == StatusCode::kAborted) status = Status();
+      if (status.code() == StatusCode::kAborted && now.used_) status = Status();
     }
     return status;
   }
@@ -141,16 +141,7 @@ class Elastic {
     std::shared_ptr<void> memory;
   };
   Status Open(const SamplesOptions& options) {
-    const gtrain_samples_options c{.size = sizeof(c),
-                                   .name = options.name.c_str(),
-                                   .samples = options.samples,
-                                   .epochs = options.epochs,
-                                   .global_batch = options.global_batch,
-                                   .seed = options.seed,
-                                   .in_order = options.shuffle ? 0 : 1,
-                                   .drop_last = options.drop_last ? 1 : 0,
-                                   .share = options.share,
-                                   .shares = options.shares};
+    const gtrain_samples_options c = internal::SamplesOptionsOf(options);
     gtrain_elastic* made = nullptr;
     Status status = internal::Call(gtrain_elastic_open, session_.handle(), &c, &made);
     run_.reset(made);

@@ -1,4 +1,4 @@
-/* Training that does not stop, for C: gtrain_c.h says what holds for all functions. Since 0.2.
+/* Training that does not stop, for C: gtrain_c.h says what holds for all functions.
  *
  * In a job with `elastic: {mode: in-place}` a process that joined to stay lives through generations: when a
  * rank or a machine is lost, the others wait for their places in the next generation and go on with what they
@@ -20,7 +20,7 @@ GTRAIN_API gtrain_status gtrain_session_join_to_stay(int64_t timeout_ms, gtrain_
 /* After a collective, or gtrain_session_alive, has said UNAVAILABLE: waits until the generation is over, for
  * the next one, and until all of its ranks have joined. Then rank, local rank, world size, generation and
  * timeline of the session are those of that generation, and every call of a communicator of an earlier one
- * returns GTRAIN_UNAVAILABLE. Not to be called while another thread asks the session for them.
+ * returns GTRAIN_UNAVAILABLE.
  * DEADLINE_EXCEEDED: that took longer. UNAVAILABLE: there is none for this process: exit with 75.
  * FAILED_PRECONDITION: the program was started by hand. */
 GTRAIN_API gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t timeout_ms,
@@ -42,8 +42,8 @@ GTRAIN_API gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t 
  *     }
  *   }
  *
- * Every call but _applied may wait for the other ranks and for the next generation. UNAVAILABLE: there is no
- * other generation for this process: exit with 75. Outside gtrain the same program is a world of one rank. */
+ * Each of the three may wait for the other ranks and for the next generation. UNAVAILABLE: there is no other
+ * generation for this process: exit with 75. Outside gtrain the same program is a world of one rank. */
 typedef struct gtrain_elastic gtrain_elastic;
 
 typedef struct {
@@ -64,7 +64,8 @@ GTRAIN_API gtrain_status gtrain_elastic_open(gtrain_session* session, const gtra
 GTRAIN_API void gtrain_elastic_free(gtrain_elastic* run);
 
 /* Registers `count` elements that are equal on all ranks, before the first step. The caller's memory, which
- * outlives the run; only the update changes it. Where no checkpoint is restored all begin with rank 0's. */
+ * outlives the run; only the update changes it. Where no checkpoint is restored all begin with the
+ * memory of one rank: the lowest whose memory no copy has touched. */
 GTRAIN_API gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const char* name, void* data,
                                                   size_t count, gtrain_dtype dtype, gtrain_error* error);
 /* Registers a gradient, before the first step: zeros when a step begins, the sum over this rank's samples

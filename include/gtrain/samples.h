@@ -26,6 +26,24 @@ struct SamplesOptions {
   int shares = 0;
 };
 
+namespace internal {
+
+// As long as `options` lives.
+inline gtrain_samples_options SamplesOptionsOf(const SamplesOptions& options) {
+  return gtrain_samples_options{.size = sizeof(gtrain_samples_options),
+                                .name = options.name.c_str(),
+                                .samples = options.samples,
+                                .epochs = options.epochs,
+                                .global_batch = options.global_batch,
+                                .seed = options.seed,
+                                .in_order = options.shuffle ? 0 : 1,
+                                .drop_last = options.drop_last ? 1 : 0,
+                                .share = options.share,
+                                .shares = options.shares};
+}
+
+}  // namespace internal
+
 // Samples are numbers in [0, samples), which mean what the program likes: rows, files, offsets. Ranks agree
 // on them without a message, at any world size, and each sample of an epoch is trained once, whatever the
 // world sizes and batch sizes were on the way. An order is computed, not stored: memory and time depend on
@@ -46,16 +64,7 @@ class Samples {
  public:
   // Equal options on all ranks, but for `share`. kInvalidArgument says which number is out of its bounds.
   static Result<Samples> Open(const Session& session, const SamplesOptions& options) {
-    const gtrain_samples_options c{.size = sizeof(c),
-                                   .name = options.name.c_str(),
-                                   .samples = options.samples,
-                                   .epochs = options.epochs,
-                                   .global_batch = options.global_batch,
-                                   .seed = options.seed,
-                                   .in_order = options.shuffle ? 0 : 1,
-                                   .drop_last = options.drop_last ? 1 : 0,
-                                   .share = options.share,
-                                   .shares = options.shares};
+    const gtrain_samples_options c = internal::SamplesOptionsOf(options);
     gtrain_samples* made = nullptr;
     Status status = internal::Call(gtrain_samples_open, session.handle(), &c, &made);
     if (!status.ok()) return status;

@@ -91,12 +91,6 @@ struct gtrain_compressed_mean {
   std::unique_ptr<gtrain::CompressedCollective> mean;
 };
 
-namespace gtrain::capi {
-// A block of version 1: {version, step, epoch, offset, samples, epochs, global_batch, seed, shuffle,
-// drop_last}; only zeros: nothing.
-using SampleBlock = std::array<int64_t, 10>;
-}  // namespace gtrain::capi
-
 struct gtrain_checkpointer {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
@@ -107,7 +101,7 @@ struct gtrain_checkpointer {
   std::vector<std::unique_ptr<Carried>> carried;
   struct SavedSamples {
     std::shared_ptr<gtrain_samples::Parts> samples;
-    gtrain::capi::SampleBlock block{};  // registered
+    gtrain::sharding::SampleBlock block{};  // registered
   };
   std::vector<std::unique_ptr<SavedSamples>> samples;
   std::unique_ptr<gtrain::Checkpointer> checkpointer;

@@ -13,7 +13,6 @@
 namespace gtrain::capi {
 namespace {
 
-constexpr int64_t kBlockVersion = 1;
 constexpr int64_t kAheadMax = int64_t{1} << 40;
 
 }  // namespace
@@ -110,30 +109,22 @@ void SaveSamples(gtrain_checkpointer* checkpointer) {
     const auto& options = saved->samples->options;
     const auto& cursor = saved->samples->cursor;
     if (sharding::AtEnd(options, cursor)) SayWhere(*saved->samples);
-    saved->block = {
-        kBlockVersion,   cursor.step,      cursor.epoch,         cursor.offset,
-        options.samples, options.epochs,   options.global_batch, static_cast<int64_t>(options.seed),
-        options.shuffle, options.drop_last};
+    saved->block = sharding::PackCursor(options, cursor);
   }
 }
 
 absl::Status LoadSamples(gtrain_checkpointer* checkpointer) {
   for (const auto& saved : checkpointer->samples) {
     gtrain_samples::Parts& parts = *saved->samples;
-    const SampleBlock& block = saved->block;
-    if (block[0] == 0) continue;  // the checkpoint lacks it, and may
-    if (block[0] != kBlockVersion) {
-      return absl::FailedPreconditionError(absl::StrCat("the checkpoint's cursor of ", parts.name,
-                                                        " is of version ", block[0],
-                                                        ", which a newer gtrain wrote"));
+    if (saved->block[0] == 0) continue;  // the checkpoint lacks it, and may
+    const auto cursor = sharding::UnpackCursor(parts.options, saved->block);
+    if (absl::IsFailedPrecondition(cursor.status())) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the checkpoint's cursor of ", parts.name, " ", cursor.status().message()));
     }
-    const sharding::SampleOptions before{
-        block[4], block[5], block[6], static_cast<uint64_t>(block[7]), block[8] != 0, block[9] != 0};
-    const sharding::SampleCursor cursor{block[1], block[2], block[3]};
-    GT_RETURN_IF_ERROR(sharding::CheckSameData(before, parts.options));
-    GT_RETURN_IF_ERROR(sharding::CheckCursor(parts.options, cursor));
-    parts.cursor = cursor;
-    parts.shared_to = cursor.step;
+    GT_RETURN_IF_ERROR(cursor.status());
+    parts.cursor = *cursor;
+    parts.shared_to = cursor->step;
     parts.said_begin = parts.said_end = false;
   }
   return absl::OkStatus();

@@ -113,6 +113,7 @@ void KeptRanks::End(uint64_t generation, int64_t grace_ms) {
 }
 
 void KeptRanks::Advance() {
+  EndOrphans();
   if (ending_ == 0) return;
   for (auto& [number, waiting] : kept_) {
     if (waiting.kill_at_ms == 0 || context_.now_ms < waiting.kill_at_ms || waiting.killed) continue;
@@ -130,14 +131,14 @@ std::vector<Kept> KeptRanks::List() const {
   return list;
 }
 
-// Nothing else would find them before a generation ends.
-void KeptRanks::EndWhatItStarted(const RankProcess& rank) const {
-  if (rank.born_token.empty()) return;
+// Nothing else would find them before a generation ends. One look at all processes, however many have died.
+void KeptRanks::EndOrphans() {
+  if (dead_.empty()) return;
   for (const Descendant& found : LivingDescendants(getpid())) {
-    if (found.process.pid != rank.pid &&
-        ProcessEnvironment(found.process.pid, "GTRAIN_TOKEN") == rank.born_token)
+    if (dead_.contains(ProcessEnvironment(found.process.pid, "GTRAIN_TOKEN")))
       SignalProcess(found.process, SIGKILL);
   }
+  dead_.clear();
 }
 
 bool KeptRanks::OwnsToken(const std::string& token) const {
@@ -164,7 +165,7 @@ bool KeptRanks::OnDied(const siginfo_t& info) {
     stream->Close(context_.now_ms);
   }
   if (RankConnection* connection = connections_.Of(kNoGeneration, it->first)) connection->broken = true;
-  EndWhatItStarted(*waiting.rank);
+  if (!waiting.rank->born_token.empty()) dead_.insert(waiting.rank->born_token);
   kept_.erase(it);
   return true;
 }

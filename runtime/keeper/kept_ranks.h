@@ -12,6 +12,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "runtime/keeper/children.h"
@@ -33,7 +35,7 @@ class KeptRanks final : public ChildOwner {
   bool GoOn(GenerationRecord& record, StartRank& start);
   // Ends those that were in no generation later than this.
   void End(uint64_t generation, int64_t grace_ms);
-  // Kills those whose grace is over.
+  // Kills those whose grace is over, and what the dead have left behind.
   void Advance();
 
   std::vector<Kept> List() const;
@@ -53,7 +55,7 @@ class KeptRanks final : public ChildOwner {
     bool killed = false;
   };
 
-  void EndWhatItStarted(const RankProcess& rank) const;
+  void EndOrphans();
 
   Context& context_;
   Connections& connections_;
@@ -62,6 +64,7 @@ class KeptRanks final : public ChildOwner {
   std::map<int, Waiting> kept_;  // by a number, under which Connections has it as a rank of kNoGeneration
   int next_ = 0;
   size_t ending_ = 0;
+  std::set<std::string> dead_;  // tokens of those that have died, whose orphans are to be ended
 };
 
 }  // namespace gtrain::keeper

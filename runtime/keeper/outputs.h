@@ -27,9 +27,9 @@ class Outputs {
   // The stream is drained from now on. False: errno says why not.
   bool OpenStream(LogStream& stream, const std::string& path, Terminal terminal);
   // The rank is about to start: a report of an earlier try to start this generation is removed.
+  void OpenReport(GenerationRecord& record, const RankProcess& rank);
   // The process goes on as another rank, whose logs are other files. Its report stays the one that it knows.
   void GoOn(RankProcess& rank);
-  void OpenReport(GenerationRecord& record, const RankProcess& rank);
   void StopWatchingReports(const GenerationRecord& record);
 
   // Reads the streams that are ready.

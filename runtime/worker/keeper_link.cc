@@ -234,7 +234,8 @@ absl::Status KeeperLink::Rejoin(absl::Duration timeout) {
     BeginNextLocked();
     const std::shared_ptr<Membership> membership = membership_;
     const absl::Status joined = AwaitTable(*membership, 0, deadline).status();
-    if (!absl::IsUnavailable(joined) || !lost_.ok()) return joined;
+    // Only the end of the generation brings another one: it may live, and a rank that is needed have left it.
+    if (!absl::IsUnavailable(joined) || !lost_.ok() || AliveLocked().ok()) return joined;
   }
 }
 

@@ -8,6 +8,8 @@
 namespace gtrain::sharding {
 namespace {
 
+constexpr int64_t kBlockVersion = 1;
+
 absl::Status OutOfBounds(const char* name, int64_t value, int64_t most) {
   return absl::InvalidArgumentError(absl::StrCat("`", name, "` is ", value, "; it is 1 to ", most));
 }
@@ -58,6 +60,32 @@ absl::Status CheckSameData(const SampleOptions& before, const SampleOptions& now
   if (before.drop_last != now.drop_last)
     return Differs("drop_last", word(before.drop_last), word(now.drop_last));
   return absl::OkStatus();
+}
+
+SampleBlock PackCursor(const SampleOptions& options, const SampleCursor& cursor) {
+  return {kBlockVersion,
+          cursor.step,
+          cursor.epoch,
+          cursor.offset,
+          options.samples,
+          options.epochs,
+          options.global_batch,
+          static_cast<int64_t>(options.seed),
+          options.shuffle ? 1 : 0,
+          options.drop_last ? 1 : 0};
+}
+
+absl::StatusOr<SampleCursor> UnpackCursor(const SampleOptions& options, const SampleBlock& block) {
+  if (block[0] != kBlockVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("is of version ", block[0], ", which a newer gtrain wrote"));
+  }
+  const SampleOptions before{block[4],      block[5],     block[6], static_cast<uint64_t>(block[7]),
+                             block[8] != 0, block[9] != 0};
+  const SampleCursor cursor{block[1], block[2], block[3]};
+  if (absl::Status same = CheckSameData(before, options); !same.ok()) return same;
+  if (absl::Status inside = CheckCursor(options, cursor); !inside.ok()) return inside;
+  return cursor;
 }
 
 SampleCursor NextBatch(const SampleOptions& options, SampleCursor cursor) {

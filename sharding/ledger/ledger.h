@@ -7,11 +7,13 @@
 //
 // Nothing here costs memory or time with the number of samples, epochs or ranks.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "sharding/ledger/shuffle.h"
 
 namespace gtrain::sharding {
@@ -48,6 +50,13 @@ struct SampleCursor {
 
 // DataLoss: it was read from somewhere, and no program with such options can have written it.
 absl::Status CheckCursor(const SampleOptions& options, const SampleCursor& cursor);
+
+// Options and cursor as numbers, as checkpoints hold them: version 1 is {version, step, epoch, offset,
+// samples, epochs, global_batch, seed, shuffle, drop_last}; only zeros: nothing.
+using SampleBlock = std::array<int64_t, 10>;
+SampleBlock PackCursor(const SampleOptions& options, const SampleCursor& cursor);
+// InvalidArgument: of other data. DataLoss: nowhere in it. FailedPrecondition: a newer gtrain packed it.
+absl::StatusOr<SampleCursor> UnpackCursor(const SampleOptions& options, const SampleBlock& block);
 
 // Positions [begin, end) of the order of `epoch`; empty after the last epoch.
 struct SampleRange {

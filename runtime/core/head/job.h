@@ -132,7 +132,7 @@ struct Job {
   std::string placement_reason;
   std::map<NodeId, std::vector<ProcessId>> kept;  // processes that wait there for the next generation
   std::optional<Instant> keep_until;              // no longer, where no room is found
-  std::set<ProcessId> hung;                       // of these, those that did not come to the last one
+  std::set<ProcessId> hung;                       // that are to blame for its end: they do not go on
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
   std::map<NodeId, NodePace> paces;
   std::optional<Instant> links_at;  // which node to do without is decided then

@@ -70,6 +70,7 @@ void Reconciler::TakeKept(const NodeId& node, const AgentHello& hello) {
       if (job->Live() && !job->HoldsNode(node)) life_.EndKept(*job, node);
       continue;
     }
+    if (job == nullptr && recovery_.TakesUp(kept.job)) continue;  // it is not told yet
     GT_PROBE("head.ends_kept_processes_of_a_forgotten_job");
     context_.Send(node, SendKind::kReply, ForgetJob{model_.epoch(), kept.job});
   }

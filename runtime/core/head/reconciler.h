@@ -30,8 +30,8 @@ class Reconciler {
   // `held` has every generation of the job that has anything left on this node.
   using Held = std::vector<const HeldGeneration*>;
   void ReconcileJob(Job& job, const Node& node, const Held& held, bool new_incarnation, Instant now);
-  // The job is over or was never ours: its exits are acknowledged, and everything of it is ended.
   void TakeKept(const NodeId& node, const AgentHello& hello);
+  // The job is over or was never ours: its exits are acknowledged, and everything of it is ended.
   void EndForgotten(const NodeId& node, const HeldGeneration& held, bool known);
 
  private:
