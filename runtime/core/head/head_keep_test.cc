@@ -20,8 +20,8 @@ class HeadKeepTest : public HeadTestWorld {
   // The processes with which the newest grant goes on, by rank.
   std::vector<ProcessId> Processes() const {
     std::vector<ProcessId> processes;
-    for (const RankPlace& place : Sent<StartGeneration>().back().second.grant.ranks)
-      processes.push_back(place.process);
+    const auto grants = Sent<StartGeneration>();
+    for (const RankPlace& place : grants.back().second.grant.ranks) processes.push_back(place.process);
     return processes;
   }
   void Kill(const std::string& node, const JobId& job, uint64_t generation, int rank) {
@@ -217,7 +217,7 @@ TEST_F(HeadKeepTest, WhoWaitsOutlivesTheHead_H1) {
   Hello("3");
   Pass(absl::Minutes(1), {"1", "2", "3"});
   ASSERT_FALSE(Sent<StartGeneration>().empty());
-  const auto& ranks = Sent<StartGeneration>().back().second.grant.ranks;
+  const std::vector<RankPlace> ranks = Sent<StartGeneration>().back().second.grant.ranks;
   EXPECT_EQ(std::ranges::count_if(ranks,
                                   [](const RankPlace& place) {
                                     return place.process == ProcessId{{1}, 0};
