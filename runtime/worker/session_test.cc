@@ -114,10 +114,21 @@ class FakeKeeper {
   // Set before Start: what its welcome says about writers, and whether it has one.
   void set_writers(bool known, bool has) { knows_writers_ = known, has_writers_ = has; }
   void hold_writer() { hold_writer_ = true; }  // the first that is asked for comes with the second
-  // Set before Start: the answer to which ranks an exchange waits for, " 1 2".
-  void set_missing(const std::string& ranks) { missing_ = ranks; }
-  // Set before Start: the ranks it says have ended, to each that takes part in an exchange.
-  void set_left(const std::string& ranks) { left_ = ranks; }
+  // The answer to which ranks an exchange waits for, " 1 2".
+  void set_missing(const std::string& ranks) {
+    MutexLock lock(&mutex_);
+    missing_ = ranks;
+  }
+  // The ranks it says have ended, to each that takes part in an exchange.
+  void set_left(const std::string& ranks) {
+    MutexLock lock(&mutex_);
+    left_ = ranks;
+  }
+  // Exchange 0 has `rank`'s word, as if the rank were on another machine.
+  void set_spoken(int rank) {
+    MutexLock lock(&mutex_);
+    exchanges_[0][rank] = absl::Base64Escape("{}");
+  }
 
  private:
   struct Connection {
@@ -165,12 +176,14 @@ class FakeKeeper {
         return Send(c, kKeeperRefused, "unknown rank, generation or token");
       }
       c.rank = static_cast<int>(hello.rank);
-      const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas;
+      const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks;
       return Send(
           c, kKeeperWelcome,
           knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
     }
     if (kind == kRankWriter) return StartWriter(c, body);
+    if (kind == kRankStays) return;
+    if (kind == kRankReleased) return NextGeneration(c);
     if (kind == kRankFreeArena) {
       uint64_t id = 0;
       std::memcpy(&id, body.data(), sizeof(id));
@@ -201,6 +214,24 @@ class FakeKeeper {
     std::string table = absl::StrCat("table ", json["sequence"].get<uint64_t>());
     for (const auto& [rank, blob] : blobs) absl::StrAppend(&table, "\n", blob);
     for (Connection& to : connections_) Send(to, kKeeperFromAgent, table);
+  }
+
+  // The same rank of the next generation, in which nobody has said anything yet.
+  void NextGeneration(Connection& c) {
+    exchanges_.clear();
+    const std::map<std::string, std::string> environment = {
+        {"RANK", absl::StrCat(c.rank)},
+        {"LOCAL_RANK", absl::StrCat(c.rank)},
+        {"WORLD_SIZE", absl::StrCat(world_)},
+        {"GTRAIN_GENERATION", "6"},
+        {"GTRAIN_TIMELINE", "3"},
+        {"GTRAIN_JOB", "job-1"},
+        {"GTRAIN_TOKEN", kToken},
+        {"GTRAIN_MEMBERS", members_path()},
+    };
+    std::string body;
+    for (const auto& [name, value] : environment) body += name + "=" + value + std::string(1, '\0');
+    Send(c, kKeeperMember, body);
   }
 
   void StartWriter(Connection& c, const std::string& body) {
@@ -540,7 +571,8 @@ class InProcess : public testing::Test {
  protected:
   ~InProcess() override {
     for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GTRAIN_GENERATION", "GTRAIN_TIMELINE",
-                             "GTRAIN_JOB", "GTRAIN_KEEPER_SOCKET", "GTRAIN_TOKEN", "GTRAIN_MEMBERS"}) {
+                             "GTRAIN_JOB", "GTRAIN_KEEPER_SOCKET", "GTRAIN_TOKEN", "GTRAIN_MEMBERS",
+                             "GTRAIN_ELASTIC"}) {
       unsetenv(name);
     }
   }
@@ -594,6 +626,25 @@ TEST_F(InProcess, ARankThatHasSpokenAndEndedDoesNoHarm) {
   keeper.Start();
   const auto session = Session::Join({.join_timeout = absl::Seconds(5)});
   EXPECT_TRUE(absl::IsDeadlineExceeded(session.status())) << session.status();
+}
+
+// A second generation is the answer only where the first is over: here it lives, so nothing else would come.
+TEST_F(InProcess, ARejoinDoesNotWaitForARankThatHasLeft) {
+  FakeKeeper keeper(2);
+  SetEnvironment(keeper, 0, 2);
+  setenv("GTRAIN_ELASTIC", "in-place", 1);
+  keeper.set_writers(true, false);  // its welcome says what it can do
+  keeper.set_spoken(1);
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = kPatience, .stays = true});
+  ASSERT_TRUE(session.ok()) << session.status();
+  keeper.set_missing(" 1");
+  keeper.set_left(" 1");
+  keeper.ToAll(kKeeperRevoked, "rank 1 was lost");
+  const absl::Status rejoined = (*session)->Rejoin({.join_timeout = absl::Minutes(2)});
+  EXPECT_TRUE(absl::IsUnavailable(rejoined)) << rejoined;
+  EXPECT_THAT(rejoined.ToString(), testing::HasSubstr("rank 1 ended with exit code 0"));
+  EXPECT_EQ((*session)->generation(), 6);
 }
 
 TEST_F(InProcess, NoKeeper) {

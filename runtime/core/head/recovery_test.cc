@@ -75,6 +75,22 @@ TEST_F(RecoveryTest, TotalLossTakesUpWhatAgentsDescribe_H8) {
   EXPECT_EQ(State(job), "SUCCEEDED");
 }
 
+// The node that has the processes of a job may come before the one that can describe it.
+TEST_F(RecoveryTest, ProcessesThatWaitAreNotEndedBeforeTheirJobIsTold_H8) {
+  Hello("1");
+  LoseRecords();
+  Boot();
+  sent_.clear();
+  kept_hello_ = {{JobId("train-1"), {{{1}, 0}}}};
+  Hello("1");
+  EXPECT_THAT(Sent<ForgetJob>(), IsEmpty());
+  disk_.clear();
+  Boot();
+  sent_.clear();
+  Hello("1");
+  EXPECT_THAT(Sent<ForgetJob>(), SizeIs(1)) << "a head that is whole knows all jobs";
+}
+
 TEST_F(RecoveryTest, WithoutAPersonsWordAnUnknownJobIsEnded_H8) {
   Hello("1");
   Submit("train 1 1");
