@@ -55,11 +55,11 @@ void Endings::TermRanks(GenerationRecord& record, bool also_sdk) {
   const bool goes_on = std::any_of(record.ranks.begin(), record.ranks.end(),
                                    [](const auto& item) { return item.second->stays && !item.second->exit; });
   for (auto& [number, rank] : record.ranks) {
-    if (rank->exit || rank->pid <= 0 || (record.keep && rank->stays)) continue;
+    if (rank->exit || rank->pid <= 0 || (record.keep && (rank->stays || rank->MayCome()))) continue;
     // Where processes go on from generation to generation, one that was started in the place of another will
     // join them, and all of them are needed to save.
     const bool joins = goes_on || connections_.Of(record.begin.generation, number) != nullptr;
-    if (!also_sdk && joins) continue;
+    if (!also_sdk && joins && !rank->spec.waits) continue;  // who waits has nothing to save
     ranks_.Term(*rank, &processes);
   }
 }
@@ -168,7 +168,7 @@ void Endings::AwaitLogs(GenerationRecord& record) {
   for (auto& [number, rank] : record.ranks)
     outputs_.Send(record.begin.generation, *rank);  // the disk's last word
   record.phase = Phase::kGone;
-  context_.agent.Tell(Gone{record.begin.generation, record.clean, record.gone_message, kept_.List()});
+  context_.agent.Tell(kept_.TellOf(record.begin.generation, record.clean, record.gone_message));
 }
 
 }  // namespace gtrain::keeper

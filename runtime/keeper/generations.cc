@@ -20,7 +20,8 @@ bool ItsGroupStillSaves(const GenerationRecord& record, const RankProcess& rank)
 bool GenerationRecord::AllLetGo() const {
   if (AllEnded() || !keep) return AllEnded();
   return std::all_of(ranks.begin(), ranks.end(), [](const auto& item) {
-    return item.second->exit || (item.second->released && !item.second->termed);
+    const RankProcess& rank = *item.second;
+    return rank.exit || ((rank.released || rank.MayCome()) && !rank.termed);
   });
 }
 

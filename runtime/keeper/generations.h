@@ -54,12 +54,15 @@ struct RankProcess {
   bool acked = false;
   bool sdk = false;
   bool stays = false;               // it can go on in another generation
-  bool released = false;            // nothing that it sends belongs to the generation any more
+  bool released = false;            // nothing that it sends belongs to the generation any more (yet: spec.waits)
   bool termed = false;              // it got SIGTERM from us
   std::vector<ProcessEntry> apart;  // and so did these, which its shell runs in other process groups
   std::deque<RelayUp> relays;       // not acknowledged
   size_t relay_bytes = 0;
   uint64_t relay_id = 0;
+
+  // It waits for a place, runs, and has not come up yet.
+  bool MayCome() const { return spec.waits && !released && pid > 0 && !exit; }
 };
 
 struct Arena {

@@ -57,6 +57,7 @@ GenerationHeld DescribeGeneration(const GenerationRecord& record) {
 // ---------------------------------------------------------------- the loop
 
 Keeper::Keeper(KeeperOptions options) : context_(std::move(options)) {
+  rank_socket_.SetKept(&kept_);
   children_.AddOwner(&ranks_);
   children_.AddOwner(&kept_);
   children_.AddOwner(&writers_);
@@ -261,7 +262,8 @@ State Keeper::Describe() const {
   state.highest_stopped = highest_stopped_;
   for (const auto& [generation, record] : context_.generations)
     state.generations.push_back(DescribeGeneration(record));
-  state.kept = kept_.List();
+  state.kept = kept_.List(true);
+  state.coming = kept_.List(false);
   return state;
 }
 
@@ -290,6 +292,7 @@ void Keeper::RepeatToNewAgent() {
     bool later = false;
     for (auto& [number, rank] : record.ranks) {
       for (const RelayUp& relay : rank->relays) agent.Tell(relay);
+      if (rank->spec.waits && rank->released && !rank->exit) agent.Tell(Ready{generation, number});
       if (ToldAfterRelays(*rank)) {
         agent.Tell(*rank->exit);
         later = true;
@@ -298,7 +301,7 @@ void Keeper::RepeatToNewAgent() {
       rank->out_refused = rank->err_refused = 0;
     }
     if (later && record.phase == Phase::kGone)
-      agent.Tell(Gone{generation, record.clean, record.gone_message, kept_.List()});
+      agent.Tell(kept_.TellOf(generation, record.clean, record.gone_message));
   }
 }
 
@@ -309,8 +312,7 @@ void Keeper::Do(BeginGeneration& begin) {
     // Its end was heard before its begin, and the agent waits for the word that nothing of it is here.
     GenerationRecord& record = generations.Add(std::move(begin));
     record.phase = Phase::kGone;
-    return context_.agent.Tell(
-        Gone{record.begin.generation, true, "it was over before it began", kept_.List()});
+    return context_.agent.Tell(kept_.TellOf(record.begin.generation, true, "it was over before it began"));
   }
   LookAfterSockets();
   if (quitting_) return;
@@ -342,7 +344,7 @@ void Keeper::Do(EndGeneration& end) {
   if (!end.keep) kept_.End(end.generation, static_cast<int64_t>(end.grace_ms));
   // Its begin was lost with a connection or is not here yet, and begins nothing any more.
   if (context_.generations.Find(end.generation) == nullptr)
-    context_.agent.Tell(Gone{end.generation, true, "it never began here", kept_.List()});
+    context_.agent.Tell(kept_.TellOf(end.generation, true, "it never began here"));
 }
 
 void Keeper::Do(Relay& relay) {
@@ -444,7 +446,7 @@ void Keeper::CheckFence() {
   if (fence_until_ms_ == 0 || BootMs() <= fence_until_ms_) return;
   for (auto& [generation, record] : context_.generations) {
     const bool may_write = std::any_of(record.ranks.begin(), record.ranks.end(), [](const auto& item) {
-      return !item.second->sdk && !item.second->exit;
+      return !item.second->sdk && !item.second->exit && !item.second->spec.waits;
     });
     if (record.phase == Phase::kLive && may_write)
       Revoke(record, "no word from the head for as long as a lease lasts");

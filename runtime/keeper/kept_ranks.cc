@@ -37,6 +37,7 @@ void TakeOver(StartRank& spec, StartRank& start) {
   spec.out_path = std::move(start.out_path);
   spec.err_path = std::move(start.err_path);
   spec.cpus = std::move(start.cpus);
+  spec.waits = start.waits;
 }
 
 // Its threads run where its new place is; where that is bound to nothing, where the keeper itself may.
@@ -63,7 +64,7 @@ void KeptRanks::Take(GenerationRecord& record) {
   const uint64_t generation = record.begin.generation;
   for (auto it = record.ranks.begin(); it != record.ranks.end();) {
     RankProcess& rank = *it->second;
-    if (rank.exit || !rank.released || rank.termed) {
+    if (rank.exit || rank.termed || !(rank.released || rank.MayCome())) {
       ++it;
       continue;
     }
@@ -84,19 +85,22 @@ bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
   });
   if (it == kept_.end()) return false;
   RankConnection* connection = connections_.Of(kNoGeneration, it->first);
-  if (connection == nullptr) return false;  // nobody can tell it: End comes to it
+  const bool joins = !start.waits;
+  // Nobody can tell it: End comes to it.
+  if (joins && (connection == nullptr || !it->second.rank->released)) return false;
   std::unique_ptr<RankProcess> rank = std::move(it->second.rank);
   connections_.Rename({kNoGeneration, it->first}, {start.generation, start.rank});
   kept_.erase(it);
-  connection->Send(kKeeperMember, Environment(start));
+  if (joins) connection->Send(kKeeperMember, Environment(start));
   const std::vector<int32_t> cpus = rank->spec.cpus;
   TakeOver(rank->spec, start);
   if (rank->spec.cpus != cpus) BindThreads(rank->pid, rank->spec.cpus);
-  rank->released = false;
+  if (joins) rank->released = false;
   outputs_.GoOn(*rank);
   record.others_reports = record.others_reports || !rank->spec.report_path.empty();
   ranks_.Take(*rank);
   context_.agent.Tell(Started{rank->spec.generation, rank->spec.rank, rank->pid, rank->start_time});
+  if (!joins && rank->released) context_.agent.Tell(Ready{rank->spec.generation, rank->spec.rank});
   record.ranks[rank->spec.rank] = std::move(rank);
   return true;
 }
@@ -123,12 +127,24 @@ void KeptRanks::Advance() {
   }
 }
 
-std::vector<Kept> KeptRanks::List() const {
+std::vector<Kept> KeptRanks::List(bool ready) const {
   std::vector<Kept> list;
   for (const auto& [number, waiting] : kept_) {
-    if (waiting.kill_at_ms == 0) list.push_back(waiting.rank->born);
+    if (waiting.kill_at_ms == 0 && waiting.rank->released == ready) list.push_back(waiting.rank->born);
   }
   return list;
+}
+
+RankProcess* KeptRanks::Find(int number) {
+  const auto it = kept_.find(number);
+  return it == kept_.end() ? nullptr : it->second.rank.get();
+}
+
+std::optional<int> KeptRanks::NumberOf(const Kept& born) const {
+  for (const auto& [number, waiting] : kept_) {
+    if (waiting.rank->born == born) return number;
+  }
+  return std::nullopt;
 }
 
 // Nothing else would find them before a generation ends. One look at all processes, however many have died.

@@ -1,6 +1,6 @@
 // Processes between two generations (`elastic.mode: in-place`). A process that can go on in another
 // generation and has let go of the one that ended waits here, until it is given its place in the next one or
-// is ended because there is none for it.
+// is ended because there is none for it. So does one that was started beside a generation, come up or not.
 //
 // Owner thread only; nothing blocks. A turn looks at each process that waits, which are at most the ranks of
 // one generation on this machine, and only while some are being ended.
@@ -38,7 +38,14 @@ class KeptRanks final : public ChildOwner {
   // Kills those whose grace is over, and what the dead have left behind.
   void Advance();
 
-  std::vector<Kept> List() const;
+  // Those that can go on as members, or those that have not come up yet.
+  std::vector<Kept> List(bool ready) const;
+  Gone TellOf(uint64_t generation, bool clean, const std::string& message) const {
+    return {generation, clean, message, List(true), List(false)};
+  }
+  // nullptr: it does not wait here. A number is that of a rank of kNoGeneration.
+  RankProcess* Find(int number);
+  std::optional<int> NumberOf(const Kept& born) const;
   // Whether an orphan with this $GTRAIN_TOKEN was started by a process that waits.
   bool OwnsToken(const std::string& token) const;
   bool empty() const { return kept_.empty(); }

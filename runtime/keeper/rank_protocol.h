@@ -26,7 +26,8 @@
 // Between two generations (`elastic.mode: in-place`): a rank that says kRankStays answers kKeeperRevoked with
 // kRankReleased, and nothing that it sends after that belongs to the ended generation. Then it waits until
 // kKeeperMember gives it the environment that a new process of its next rank would have, or it is ended. Only
-// a keeper whose welcome says kKeeperKeepsRanks knows these.
+// a keeper whose welcome says kKeeperKeepsRanks knows these. A process that comes up beside a generation is
+// told so in its welcome (kKeeperYouWait), and kKeeperRevoked follows at once: it is between two generations.
 // kRankFreeArena: the rank has unmapped an arena. Only a keeper whose welcome says kKeeperFreesArenas knows
 // it. kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper
 // whose welcome says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or
@@ -79,7 +80,7 @@ struct RankArenaRequest {
   uint64_t bytes;
 };
 
-enum { kKeeperHasWriters = 1, kKeeperFreesArenas = 2, kKeeperKeepsRanks = 4 };
+enum { kKeeperHasWriters = 1, kKeeperFreesArenas = 2, kKeeperKeepsRanks = 4, kKeeperYouWait = 8 };
 
 // The first four bytes of a save arena: not zero when the rank is gone and the writer needs its data no more
 // (checkpoint/engine/save_arena.h). All the keeper knows of an arena's inside.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/keeper/agent_protocol.h"
+#include "runtime/keeper/kept_ranks.h"
 #include "runtime/keeper/posix.h"
 
 namespace gtrain::keeper {
@@ -110,15 +111,42 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
 }
 
 void RankSocket::OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {
-  RankProcess* rank = context_.generations.FindRank(connection.generation, connection.rank);
+  RankProcess* rank = ProcessOf(connection);
   if (rank == nullptr) return;
   if (kind == kRankStays) {
     rank->stays = true;
     return;
   }
+  if (rank->spec.waits && rank->stays && !std::exchange(rank->released, true)) {
+    if (connection.generation != kNoGeneration)
+      context_.agent.Tell(Ready{connection.generation, connection.rank});
+  }
   uint64_t generation = 0;
   if (bytes == sizeof(generation)) memcpy(&generation, body, sizeof(generation));
-  if (generation == connection.generation) rank->released = rank->stays;
+  if (!rank->spec.waits && generation == connection.generation) rank->released = rank->stays;
+}
+
+RankProcess* RankSocket::ProcessOf(const RankConnection& connection) const {
+  return connection.generation == kNoGeneration
+             ? kept_->Find(connection.rank)
+             : context_.generations.FindRank(connection.generation, connection.rank);
+}
+
+// A process that waits comes with the number under which it was started, wherever it waits by then. Finding
+// one that has moved costs a look at each rank here, once a process.
+RankSocket::Seat RankSocket::SeatOf(const RankHello& hello) const {
+  const int number = static_cast<int>(hello.rank);
+  if (RankProcess* rank = context_.generations.FindRank(hello.generation, number))
+    return {hello.generation, number, rank};
+  const Kept born{hello.generation, number};
+  for (auto& [generation, record] : context_.generations) {
+    for (auto& [other, rank] : record.ranks) {
+      if (rank->spec.waits && rank->born == born) return {generation, other, rank.get()};
+    }
+  }
+  const std::optional<int> kept = kept_->NumberOf(born);
+  if (kept && kept_->Find(*kept)->spec.waits) return {kNoGeneration, *kept, kept_->Find(*kept)};
+  return {};
 }
 
 void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
@@ -132,14 +160,16 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
                   ", the rank's libgtrain " + std::to_string(hello.protocol) +
                   ": use the same gtrain version on both sides");
   }
-  const int number = static_cast<int>(hello.rank);
-  RankProcess* rank = context_.generations.FindRank(hello.generation, number);
-  const bool proved = rank != nullptr && rank->spec.token.size() == sizeof(hello.token) &&
-                      memcmp(rank->spec.token.data(), hello.token, sizeof(hello.token)) == 0;
+  const Seat seat = SeatOf(hello);
+  RankProcess* const rank = seat.process;
+  const bool waits = rank != nullptr && rank->spec.waits;
+  const std::string token = rank == nullptr ? "" : waits ? rank->born_token : rank->spec.token;
+  const bool proved =
+      token.size() == sizeof(hello.token) && memcmp(token.data(), hello.token, sizeof(hello.token)) == 0;
   if (!proved || rank->exit) return refuse("unknown rank, generation or token");
-  if (RankConnection* old = connections_.Of(hello.generation, number)) {
+  if (RankConnection* old = connections_.Of(seat.generation, seat.number)) {
     if (IsOfAnother(*old, connection)) {
-      return refuse("rank " + std::to_string(number) + " of job " + context_.options.job + " is process " +
+      return refuse("rank " + std::to_string(hello.rank) + " of job " + context_.options.job + " is process " +
                     std::to_string(old->peer.pid) + " already, which lives, and this is process " +
                     std::to_string(connection.peer.pid) +
                     ": only one process of a rank can have its session. Let that one make it; a helper "
@@ -148,10 +178,12 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
     }
     old->broken = true;
   }
-  connections_.GiveTo(hello.generation, number, connection);
+  connections_.GiveTo(seat.generation, seat.number, connection);
   rank->sdk = true;
-  const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks;
+  const uint32_t abilities =
+      kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks | (waits ? kKeeperYouWait : 0);
   connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
+  if (waits) return connection.Send(kKeeperRevoked, "this process waits for its place in the next generation");
   const GenerationRecord* record = context_.generations.Find(hello.generation);
   if (record->phase == Phase::kLive || !record->ordered) return;
   connection.Send(record->mode == End::kReform ? kKeeperRevoked : kKeeperStop, record->reason);
@@ -159,7 +191,7 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
 
 void RankSocket::OnRelay(RankConnection& connection, std::string json) {
   RankProcess* rank = context_.generations.FindRank(connection.generation, connection.rank);
-  if (rank == nullptr) return;
+  if (rank == nullptr || rank->spec.waits) return;  // of no generation yet
   const bool progress = json.find("\"type\":\"progress\"") != std::string::npos;
   if (progress && !rank->relays.empty()) {
     for (auto it = rank->relays.begin(); it != rank->relays.end(); ++it) {

@@ -16,11 +16,15 @@
 
 namespace gtrain::keeper {
 
+class KeptRanks;
+
 class RankSocket {
  public:
   RankSocket(Context& context, Connections& connections, Arenas& arenas, Writers& writers)
       : context_(context), connections_(connections), arenas_(arenas), writers_(writers) {}
 
+  // Once, before anything else. It outlives this.
+  void SetKept(KeptRanks* kept) { kept_ = kept; }
   // Reads the connections that Connections::MarkReady found ready.
   void ReadReady();
   // The rank is dead: the agent hears what it said before its exit, whose meaning that may change (a storage
@@ -34,11 +38,20 @@ class RankSocket {
   void OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnHello(RankConnection& connection, const RankHello& hello);
   void OnRelay(RankConnection& connection, std::string json);
+  // Where a process is: a rank of a generation, or of kNoGeneration (KeptRanks).
+  struct Seat {
+    uint64_t generation = 0;
+    int number = 0;
+    RankProcess* process = nullptr;
+  };
+  Seat SeatOf(const RankHello& hello) const;
+  RankProcess* ProcessOf(const RankConnection& connection) const;
 
   Context& context_;
   Connections& connections_;
   Arenas& arenas_;
   Writers& writers_;
+  KeptRanks* kept_ = nullptr;
 };
 
 }  // namespace gtrain::keeper

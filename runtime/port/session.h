@@ -14,7 +14,9 @@
 namespace gtrain {
 
 struct SessionOptions {
-  absl::Duration join_timeout = absl::Minutes(10);  // entry barrier: all ranks of the generation joined
+  // Entry barrier: all ranks of the generation joined. A process that was started beside a generation first
+  // waits for its place, for as long as it is not needed; that does not count.
+  absl::Duration join_timeout = absl::Minutes(10);
   // This process means to call Rejoin when its generation is over. Only a job with `elastic.mode: in-place`
   // lets it; in others it is ended as without this.
   bool stays = false;

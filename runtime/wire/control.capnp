@@ -188,6 +188,7 @@ struct GenerationGrant {
   newest @20 :CheckpointReport;
   takeover @21 :Bool;
   liveJobs @22 :List(Text);
+  waiting @23 :List(RankPlace);
 }
 
 # `bytes`: a whole Message with a startGeneration that has no seal.
@@ -245,7 +246,7 @@ struct AgentHello {
   keepsSeals @18 :Bool;
   kept @19 :List(KeptProcesses);
 }
-struct KeptProcesses { job @0 :Text; processes @1 :List(ProcessId); }
+struct KeptProcesses { job @0 :Text; processes @1 :List(ProcessId); coming @2 :List(ProcessId); }
 
 struct AgentHeartbeat { sequence @0 :UInt64; changed @1 :List(RankStatus); freePorts @2 :List(Int32); }
 
@@ -261,7 +262,7 @@ struct GenerationDescribed {
   seal @4 :GrantSeal;
 }
 
-# No process of the generation is left on the node but those that `kept` names, which wait for another one; the
+# No process of the generation is left on the node but those that `kept` and `coming` name, which wait for another one; the
 # head grants the next one only after this, or after the node was declared lost.
 struct GenerationGone {
   job @0 :Text;
@@ -269,6 +270,7 @@ struct GenerationGone {
   clean @2 :Bool;
   message @3 :Text;
   kept @4 :List(ProcessId);
+  coming @5 :List(ProcessId);
 }
 
 struct Blob { rank @0 :Int32; data @1 :Data; }

@@ -127,6 +127,7 @@ GT_FIELDS(core::GenerationGrant) {
   }
   GT_PLAIN(takeover, Takeover);
   GT_ID_LIST(live_jobs, LiveJobs, core::kLiveJobsToldMax);
+  GT_LIST(waiting, Waiting, kRanksMax);
 }
 
 GT_FIELDS(core::GrantSeal) {
@@ -160,6 +161,7 @@ GT_FIELDS(core::NodeNotice) {
 GT_FIELDS(core::KeptProcesses) {
   GT_ID(job, Job);
   GT_LIST(processes, Processes, kRanksMax);
+  GT_LIST(coming, Coming, kRanksMax);
 }
 GT_FIELDS(core::AgentHello) {
   GT_ID_OR_EMPTY(cluster, Cluster);
@@ -200,6 +202,7 @@ GT_FIELDS(core::GenerationGone) {
   GT_PLAIN(clean, Clean);
   GT_TEXT(message, Message, kSentenceBytesMax);
   GT_LIST(kept, Kept, kRanksMax);
+  GT_LIST(coming, Coming, kRanksMax);
 }
 template <class M, class V>
 requires std::is_same_v<std::remove_const_t<V>, std::pair<int, std::string>>

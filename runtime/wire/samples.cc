@@ -101,7 +101,8 @@ core::GenerationGrant SampleGrant() {
       .holders = {{NodeId("fedcba9876543210"), "10.0.0.9", "k", "z2", "", 7072, "key-k"}},
       .newest = core::CheckpointReport{kJob, {1}, {1}, 120, "/ckpt/manifests/step-120.json", ""},
       .takeover = true,
-      .live_jobs = {JobId("other-6")}};
+      .live_jobs = {JobId("other-6")},
+      .waiting = {{.rank = 2, .local_rank = 2, .node = NodeId("0123456789abcdef"), .process = {{1}, 4}}}};
 }
 
 core::GrantSeal SampleSeal() {
@@ -134,7 +135,7 @@ core::AgentHello SampleHello() {
           .takes_copies = true,
           .copies_of = {kJob},
           .keeps_seals = true,
-          .kept = {{kJob, {{{1}, 0}, {{2}, 3}}}}};
+          .kept = {{kJob, {{{1}, 0}, {{2}, 3}}, {{{2}, 4}}}}};
 }
 
 }  // namespace
@@ -144,7 +145,7 @@ std::vector<core::Message> SampleMessages() {
       SampleHello(),
       core::AgentHeartbeat{8, {SampleStatus()}, {1, 65535}},
       core::RanksStarted{kJob, kGeneration, {SampleStatus(), SampleStatus()}},
-      core::GenerationGone{kJob, kGeneration, false, "rank 1 is stuck", {{{1}, 0}, {{2}, 3}}},
+      core::GenerationGone{kJob, kGeneration, false, "rank 1 is stuck", {{{1}, 0}, {{2}, 3}}, {{{2}, 4}}},
       core::ExchangePart{kJob, kGeneration, 9, {{0, "abc"}, {3, std::string(100000, 'x')}}},
       core::CheckpointReport{kJob, kGeneration, {2}, 500, "ckpt/manifest-500.json", "every 42 s"},
       core::LogTail{kJob, kGeneration, 1, true, 1ull << 50, "last words \xfe", 7},

@@ -215,7 +215,8 @@ void KeeperLink::BeginNextLocked() {
 
 absl::Status KeeperLink::Rejoin(absl::Duration timeout) {
   if (Forked()) return ForkedError();
-  const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
+  constexpr absl::Duration kLongest = absl::Hours(24 * 365);
+  Instant deadline = Now() + std::min(timeout, kLongest);
   MutexLock lock(&mutex_);
   // A collective fails before everybody has heard that the generation is over.
   const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !AliveLocked().ok(); };
@@ -225,7 +226,10 @@ absl::Status KeeperLink::Rejoin(absl::Duration timeout) {
   if (!stays_ || !keeper_keeps_ranks_) return AliveLocked();
   for (;;) {
     const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return next_ || !lost_.ok(); };
-    mutex_.AwaitFor(deadline - Now(), known);
+    // Its keeper says when it is needed, and ends it when it is not: that may take as long as nobody is lost.
+    const bool waited = std::exchange(waits_, false);
+    mutex_.AwaitFor(waited ? kLongest : deadline - Now(), known);
+    if (waited) deadline = Now() + std::min(timeout, kLongest);
     GT_RETURN_IF_ERROR(lost_);
     if (!next_) {
       return absl::DeadlineExceededError(
@@ -541,6 +545,7 @@ void KeeperLink::WelcomeIn(const std::string& body) {
   keeper_has_writers_ = (abilities & kKeeperHasWriters) != 0;
   keeper_frees_arenas_ = (abilities & kKeeperFreesArenas) != 0;
   keeper_keeps_ranks_ = (abilities & kKeeperKeepsRanks) != 0;
+  waits_ = (abilities & kKeeperYouWait) != 0;
   if (stays_ && keeper_keeps_ranks_) SendLocked(kRankStays, "");
 }
 

@@ -122,6 +122,7 @@ class KeeperLink {
   bool keeper_has_writers_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_frees_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_keeps_ranks_ ABSL_GUARDED_BY(mutex_) = false;
+  bool waits_ ABSL_GUARDED_BY(mutex_) = false;  // it was started beside a generation, and has no place yet
   uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   port::WriterLink writer_coming_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::StatusOr<port::WriterLink>> writer_reply_ ABSL_GUARDED_BY(mutex_);

@@ -141,7 +141,8 @@ void AgentCore::Impl::OnReport(const JobId& job, const keeper::Report& report) {
                         [&](const keeper::Output& r) { ranks_.OnOutput(job, r); },
                         [&](const keeper::ReportBytes& r) { ranks_.OnReport(job, r); },
                         [&](const keeper::ExecDone& r) { queries_.OnExecDone(r); },
-                        [&](const keeper::ConsoleTurn& r) { queries_.OnConsoleTurn(r); }};
+                        [&](const keeper::ConsoleTurn& r) { queries_.OnConsoleTurn(r); },
+                        [&](const keeper::Ready& r) { generations_.OnReady(job, r); }};
   std::visit(hear, report);
 }
 

@@ -50,10 +50,16 @@ std::vector<HeldGeneration> AgentModel::Held() const {
   return all;
 }
 
+size_t AgentGeneration::Members() const {
+  size_t waiting = 0;
+  for (auto it = ranks.rbegin(); it != ranks.rend() && !IsMember(it->first); ++it) ++waiting;
+  return ranks.size() - waiting;
+}
+
 std::vector<KeptProcesses> AgentModel::Kept() const {
   std::vector<KeptProcesses> all;
   for (const auto& [job, record] : jobs) {
-    if (!record.kept.empty()) all.push_back({job, record.kept});
+    if (record.Waits()) all.push_back({job, record.kept, record.coming});
   }
   return all;
 }

@@ -61,7 +61,7 @@ struct AgentGeneration {
   std::map<std::string, AgentNote> notes;      // the newest of each kind that ranks said of themselves
   spec::JobSpec spec;
   ProgressPatterns patterns;
-  std::map<int, AgentRank> ranks;                       // local ones
+  std::map<int, AgentRank> ranks;                       // local ones, and behind them those that wait
   std::map<uint64_t, AgentExchange> exchanges;          // open
   std::map<uint64_t, std::vector<std::string>> tables;  // newest few, for repeats
   bool ended = false;                                   // we told the keeper
@@ -72,6 +72,10 @@ struct AgentGeneration {
   std::string gone_message;
   Instant started;
   Instant looked_at;  // at what its ranks do
+
+  bool IsMember(int rank) const { return world_size == 0 || rank < world_size; }
+  // Of `ranks`, those that have a part in it. Costs a step for each of the others.
+  size_t Members() const;
 };
 
 struct AgentJob {
@@ -83,8 +87,15 @@ struct AgentJob {
   bool keeper_leaves = false;               // told to go with nothing left; a grant waits for the next keeper
   std::optional<StartGeneration> next;      // that waits
   std::vector<ProcessId> kept;              // wait here for another generation
+  std::vector<ProcessId> coming;            // likewise, and have not come up yet
   std::optional<GenerationGone> owes_gone;  // of a generation that never ran here, until older ones are gone
   std::map<Generation, AgentGeneration> generations;
+
+  bool Waits() const { return !kept.empty() || !coming.empty(); }
+  void LoseWaiting() {
+    kept.clear();
+    coming.clear();
+  }
 };
 
 inline constexpr size_t kJobsMax = 4096;  // remembered; the oldest without a live generation goes

@@ -27,7 +27,7 @@ void Exchanges::Exchange(const JobId& job, AgentGeneration& generation, int numb
   }
   AgentExchange& exchange = generation.exchanges[said.sequence];
   exchange.blobs[number] = said.blob;
-  if (exchange.blobs.size() < generation.ranks.size()) return;
+  if (exchange.blobs.size() < generation.Members()) return;
   if (static_cast<int>(exchange.blobs.size()) < generation.world_size) {
     return SendExchangePart(job, generation, said.sequence);
   }
@@ -38,7 +38,7 @@ void Exchanges::Exchange(const JobId& job, AgentGeneration& generation, int numb
 
 void Exchanges::SendExchangePart(const JobId& job, const AgentGeneration& generation, uint64_t sequence) {
   const auto it = generation.exchanges.find(sequence);
-  if (it == generation.exchanges.end() || it->second.blobs.size() < generation.ranks.size()) return;
+  if (it == generation.exchanges.end() || it->second.blobs.size() < generation.Members()) return;
   ExchangePart part{job, generation.generation, sequence, {}};
   part.blobs.assign(it->second.blobs.begin(), it->second.blobs.end());
   context_.Tell(std::move(part));
@@ -50,7 +50,7 @@ void Exchanges::SayWhoIsMissing(const JobId& job, const AgentGeneration& generat
   if (exchange == generation.exchanges.end()) return;  // the table is on its way
   std::vector<int> missing;
   for (const auto& [rank, info] : generation.ranks) {
-    if (!exchange->second.blobs.contains(rank)) missing.push_back(rank);
+    if (generation.IsMember(rank) && !exchange->second.blobs.contains(rank)) missing.push_back(rank);
   }
   GT_PROBE("agent.exchange_overdue");
   if (missing.empty()) return SendExchangePart(job, generation, sequence);

@@ -73,8 +73,8 @@ void Generations::End(AgentJob& record, const Revoke& revoke) {
     generation.ended = true;
     ends.insert(number);  // a keeper that has never heard of it answers only where it is named
   }
-  const bool ends_kept = !revoke.keep && !record.kept.empty();
-  if (ends_kept) record.kept.clear();
+  const bool ends_kept = !revoke.keep && record.Waits();
+  if (ends_kept) record.LoseWaiting();
   TellGone(job, record);
   if (ends.empty() && !ends_kept) return;
   ends.insert(up_to);
@@ -134,7 +134,7 @@ void Generations::OnRanksLeft(const RanksLeft& left) {
 void Generations::OnKeeperLost(const KeeperLost& event) {
   const auto it = model_.jobs.find(event.job);
   if (it == model_.jobs.end()) return;
-  it->second.kept.clear();
+  it->second.LoseWaiting();
   if (std::exchange(it->second.keeper_leaves, false)) {
     const std::optional<StartGeneration> next = std::exchange(it->second.next, std::nullopt);
     if (next) starter_.Start(*next);
@@ -167,7 +167,7 @@ void Generations::OnKeeperLost(const KeeperLost& event) {
 // us.
 bool Generations::LetsEmptyKeeperGo(const JobId& job, const keeper::State& state) {
   const auto known = model_.jobs.find(job);
-  if (!state.generations.empty() || !state.kept.empty() ||
+  if (!state.generations.empty() || !state.kept.empty() || !state.coming.empty() ||
       (known != model_.jobs.end() && !known->second.keeper_leaves))
     return false;
   GT_PROBE("agent.empty_keeper_may_go");
@@ -208,7 +208,8 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
   record.revoked = std::max(record.revoked, Generation{state.highest_revoked});
   record.stopping =
       record.stopping || (state.highest_stopped > 0 && state.highest_stopped == state.highest_revoked);
-  TakeKept(state.kept, record);
+  record.kept = Processes(state.kept);
+  record.coming = Processes(state.coming);
   for (const keeper::GenerationHeld& held : state.generations) {
     AgentGeneration& generation = Adopt(job, record, held);
     record.run_dir = generation.run_dir;
@@ -222,7 +223,7 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
                    .reason = "revoked by the head"});
     }
     for (const keeper::Exited& exited : held.unacked) OnExited(job, exited);
-    if (held.gone) OnGone(job, keeper::Gone{held.generation, held.clean, "", state.kept});
+    if (held.gone) OnGone(job, keeper::Gone{held.generation, held.clean, "", state.kept, state.coming});
   }
   EndWhatNeverBegan(job, record, state);
   if (context_.welcomed()) TellKept(job, record);
@@ -230,7 +231,7 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
 
 // The head may not have heard of those, or no more: it gives them a place or has them ended.
 void Generations::TellKept(const JobId& job, AgentJob& record) {
-  if (record.kept.empty()) return;
+  if (!record.Waits()) return;
   // The keeper may not have read it: its connection broke.
   if (record.forgotten) return context_.Command(job, keeper::Quit{"the job is over"});
   GT_PROBE("agent.tells_late_what_is_kept");
@@ -272,6 +273,9 @@ AgentGeneration& Generations::Adopt(const JobId& job, AgentJob& record, const ke
   for (const keeper::RankHeld& rank : held.ranks) {
     AgentRank& info = generation.ranks[rank.rank];
     if (!info.exit) AdoptRank(job, held, rank, info);
+    // Of one that waits it is not known whether it could go on: its keeper says so next.
+    if (!generation.IsMember(rank.rank) && info.status.state == RankState::kJoined)
+      info.status.state = RankState::kRunning;
   }
   return generation;
 }
@@ -312,6 +316,16 @@ void Generations::OnStarted(const JobId& job, const keeper::Started& started) {
   context_.Tell(RanksStarted{job, Generation{started.generation}, {rank->status}});
 }
 
+// To the head a rank that waits has joined when it could.
+void Generations::OnReady(const JobId& job, const keeper::Ready& ready) {
+  AgentRank* rank = model_.Find(job, Generation{ready.generation}, ready.rank);
+  if (rank == nullptr || rank->exit) return;
+  rank->sdk = true;
+  rank->status.state = RankState::kJoined;
+  rank->status_changed = true;
+  context_.Tell(RanksStarted{job, Generation{ready.generation}, {rank->status}});
+}
+
 void Generations::OnExited(const JobId& job, const keeper::Exited& exited) {
   AgentRank* rank = model_.Find(job, Generation{exited.generation}, exited.rank);
   if (rank == nullptr || rank->exit) return;
@@ -341,12 +355,13 @@ void Generations::OnExited(const JobId& job, const keeper::Exited& exited) {
   context_.Tell(RankExited{*rank->exit});
 }
 
-void Generations::TakeKept(const std::vector<keeper::Kept>& kept, AgentJob& record) {
-  record.kept.clear();
+std::vector<ProcessId> Generations::Processes(const std::vector<keeper::Kept>& kept) {
+  std::vector<ProcessId> processes;
   for (const keeper::Kept& process : kept) {
     if (process.born > 0 && process.born_rank >= 0)
-      record.kept.push_back({Generation{process.born}, process.born_rank});
+      processes.push_back({Generation{process.born}, process.born_rank});
   }
+  return processes;
 }
 
 void Generations::OnGone(const JobId& job, const keeper::Gone& gone) {
@@ -356,7 +371,8 @@ void Generations::OnGone(const JobId& job, const keeper::Gone& gone) {
   generation->gone = true;
   generation->clean = gone.clean;
   generation->gone_message = gone.message;
-  TakeKept(gone.kept, model_.jobs[job]);
+  model_.jobs[job].kept = Processes(gone.kept);
+  model_.jobs[job].coming = Processes(gone.coming);
   for (auto& [number, rank] : generation->ranks) {
     if (rank.exit) continue;  // else it never began: its end was quicker, and nobody has to hear of it
     RankExit never;
@@ -378,7 +394,7 @@ void Generations::OnGone(const JobId& job, const keeper::Gone& gone) {
 void Generations::OweGone(const JobId& job, AgentJob& record, Generation generation,
                           const std::string& message) {
   if (!record.owes_gone || record.owes_gone->generation < generation)
-    record.owes_gone = GenerationGone{job, generation, true, message, record.kept};
+    record.owes_gone = GenerationGone{job, generation, true, message, record.kept, record.coming};
   TellGone(job, record);
 }
 
@@ -392,7 +408,8 @@ void Generations::TellGone(const JobId& job, AgentJob& record) {
     tell_owed(number);
     if (!generation.gone) return;
     if (std::exchange(generation.gone_told, true)) continue;
-    context_.Tell(GenerationGone{job, number, generation.clean, generation.gone_message, record.kept});
+    context_.Tell(GenerationGone{job, number, generation.clean, generation.gone_message, record.kept,
+                                 record.coming});
   }
   tell_owed(Generation{UINT64_MAX});
 }

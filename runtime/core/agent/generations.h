@@ -30,6 +30,7 @@ class Generations {
   // The keeper of a job says these.
   void OnState(const JobId& job, const keeper::State& state);
   void OnStarted(const JobId& job, const keeper::Started& started);
+  void OnReady(const JobId& job, const keeper::Ready& ready);
   void OnExited(const JobId& job, const keeper::Exited& exited);
   void OnGone(const JobId& job, const keeper::Gone& gone);
   void OnKeeperLost(const KeeperLost& event);
@@ -52,7 +53,7 @@ class Generations {
   void AdoptRank(const JobId& job, const keeper::GenerationHeld& held, const keeper::RankHeld& rank,
                  AgentRank& info);
   bool LetsEmptyKeeperGo(const JobId& job, const keeper::State& state);
-  void TakeKept(const std::vector<keeper::Kept>& kept, AgentJob& record);
+  static std::vector<ProcessId> Processes(const std::vector<keeper::Kept>& kept);
   void EndWhatNeverBegan(const JobId& job, const AgentJob& record, const keeper::State& state);
 
   AgentContext& context_;

@@ -43,8 +43,9 @@ void Lease::CheckLease() {
   if (fence_after_ <= absl::ZeroDuration() || silent <= fence_after_) return;
   for (auto& [job, record] : model_.jobs) {
     for (auto& [number, generation] : record.generations) {
-      const bool fenced = std::all_of(generation.ranks.begin(), generation.ranks.end(),
-                                      [](const auto& item) { return item.second.sdk || item.second.exit; });
+      const bool fenced = std::ranges::all_of(generation.ranks, [&generation = generation](const auto& item) {
+        return item.second.sdk || item.second.exit || !generation.IsMember(item.first);
+      });
       if (generation.ended || generation.gone || fenced) continue;
       GT_PROBE("agent.lease_ends_ranks");
       generations_.End(record,

@@ -64,14 +64,21 @@ absl::Status AddSecrets(const AgentConfig& config, const GenerationGrant& grant,
 struct Place {
   int local_rank = 0;
   int local_world = 0;
+  int world = 0;
   int group = 0;
 };
 
 Place PlaceOf(const GenerationGrant& grant, int rank) {
   Place place;
-  const RankPlace& own = grant.ranks[static_cast<size_t>(rank)];
+  const RankPlace& own = PlaceOfRank(grant, rank);
   place.local_rank = own.local_rank;
   for (const RankPlace& other : grant.ranks) place.local_world += other.node == own.node ? 1 : 0;
+  // Who waits is told of the world for which it comes up; which one it will be, its session says.
+  place.world = grant.world_size;
+  if (rank >= grant.world_size) {
+    place.world += static_cast<int>(grant.waiting.size());
+    for (const RankPlace& other : grant.waiting) place.local_world += other.node == own.node ? 1 : 0;
+  }
   for (size_t i = 0; i < grant.nodes.size(); ++i) {
     if (grant.nodes[i].node == own.node) place.group = static_cast<int>(i);
   }
@@ -80,7 +87,7 @@ Place PlaceOf(const GenerationGrant& grant, int rank) {
 
 void AddTorchrun(const GenerationGrant& grant, const spec::JobSpec& spec, int rank, const Place& place,
                  Env* env) {
-  const std::string world = absl::StrCat(grant.world_size), local = absl::StrCat(place.local_rank);
+  const std::string world = absl::StrCat(place.world), local = absl::StrCat(place.local_rank);
   const std::string local_world = absl::StrCat(place.local_world), group = absl::StrCat(place.group);
   const std::string number = absl::StrCat(rank), port = absl::StrCat(grant.master_port);
   const Env values = {
@@ -116,7 +123,7 @@ void AddGpus(const AgentConfig& config, const GenerationGrant& grant, const spec
   const std::vector<GpuInfo>& all = config.inventory.gpus;
   if (all.empty()) return;  // no GPU here: leave whatever the user says
   const std::vector<int> mine = spec.resources.visible_node ? VisibleGpus(grant, config.node)
-                                                            : grant.ranks[static_cast<size_t>(rank)].gpus;
+                                                            : PlaceOfRank(grant, rank).gpus;
   std::vector<std::string> names;
   for (int gpu : mine) {
     if (gpu >= 0 && gpu < static_cast<int>(all.size())) names.push_back(all[static_cast<size_t>(gpu)].uuid);

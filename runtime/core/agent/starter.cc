@@ -81,7 +81,7 @@ void Starter::OnGrant(const StartGeneration& start) {
   while (model_.jobs.size() > kJobsMax) {
     const auto old = std::find_if(model_.job_order.begin(), model_.job_order.end(), [this](const JobId& job) {
       const AgentJob& record = model_.jobs[job];
-      return record.generations.empty() && record.kept.empty();
+      return record.generations.empty() && !record.Waits();
     });
     if (old == model_.job_order.end()) break;
     model_.jobs.erase(*old);
@@ -125,9 +125,9 @@ AgentGeneration& Starter::AddGeneration(AgentJob& record, const StartGeneration&
   generation.grant = grant;
   generation.seal = message.seal;
   generation.started = context_.now();
-  for (size_t rank = 0; rank < grant.ranks.size(); ++rank) {
-    if (grant.ranks[rank].node != config_.node) continue;
-    const int number = static_cast<int>(rank);
+  const int all = grant.world_size + static_cast<int>(grant.waiting.size());
+  for (int number = 0; number < all; ++number) {
+    if (PlaceOfRank(grant, number).node != config_.node) continue;
     generation.ranks[number].status = {grant.job, grant.generation, number};
   }
   return generation;
@@ -182,14 +182,15 @@ absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& genera
   start.err_path = RankLogPath(grant.run_dir, grant.generation, number, true);
   start.report_path = ReportPath(grant.run_dir, grant.generation, number);
   start.notice_path = NoticePath(grant.run_dir, grant.generation, number);
-  const std::vector<int>& cpus = grant.ranks[static_cast<size_t>(number)].cpus;
+  const std::vector<int>& cpus = PlaceOfRank(grant, number).cpus;
   start.cpus.assign(cpus.begin(), cpus.end());
   start.memory_limit = generation.spec.resources.memory.value_or(0);
   start.tty = generation.spec.tty;
   start.takes_input = generation.spec.takes_input && number == 0;
-  const ProcessId& process = grant.ranks[static_cast<size_t>(number)].process;
+  const ProcessId& process = PlaceOfRank(grant, number).process;
   start.born = process.generation.value;
   start.born_rank = process.rank;
+  start.waits = number >= grant.world_size;
   return start;
 }
 
@@ -215,11 +216,13 @@ void Starter::Start(const StartGeneration& message) {
       grant.job, keeper::BeginGeneration{grant.generation.value, static_cast<uint32_t>(starts.size()),
                                          generation.spec.resources.shm, NoteOf(config_, grant, message.seal),
                                          ProcessesMax(generation.spec)});
-  record.kept.clear();          // they go on in this generation, or are ended
+  record.LoseWaiting();         // they go on in this generation, or are ended
   lease_.TellLease(grant.job);  // before its ranks: the lease of those that it held before may be over
   for (keeper::StartRank& start : starts) context_.Command(grant.job, std::move(start));
-  context_.Say(absl::StrCat("start ", generation.ranks.size(), " of ", grant.world_size, " ranks of ",
-                            grant.job.value, " generation ", grant.generation.value));
+  const size_t members = generation.Members(), waiting = generation.ranks.size() - members;
+  context_.Say(absl::StrCat("start ", members, " of ", grant.world_size, " ranks of ", grant.job.value,
+                            " generation ", grant.generation.value,
+                            waiting == 0 ? "" : absl::StrCat(", and ", waiting, " for the next")));
 }
 
 // No process was started: each local rank's exit says why, and there is nothing to wait for.

@@ -167,6 +167,24 @@ struct JobNow {
   std::vector<RankNow> ranks;
 };
 
+// Those that come up beside the ranks, numbered behind them.
+void AddWaiting(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) {
+  if (!job.Live()) return;
+  for (size_t i = 0; i < job.waiting.size(); ++i) {
+    const RankPlace& place = job.record.grant->waiting[i];
+    const WaitingRank& one = job.waiting[i];
+    if (now.nodes.empty() || now.nodes.back().id != place.node)
+      now.nodes.push_back({place.node, HostOf(nodes, place.node)});
+    RankNow& rank = now.ranks.emplace_back();
+    rank.rank = place.rank;
+    rank.local_rank = place.local_rank;
+    rank.node = now.nodes.size() - 1;
+    const bool ready = one.status.state == RankState::kJoined;
+    rank.state = one.over ? "exited" : ready ? "waiting" : "starting";
+    rank.pid = one.status.pid;
+  }
+}
+
 void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) {
   if (!job.record.grant) return;
   std::vector<const RankExit*> exits(job.record.grant->ranks.size());
@@ -192,6 +210,7 @@ void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) 
     if (number < exits.size() && exits[number] != nullptr)
       rank.end = {exits[number]->cause, exits[number]->exit_code, exits[number]->signal};
   }
+  AddWaiting(job, nodes, now);
 }
 
 // Without a step for three times as long as one took and at least this, the job has no speed.

@@ -10,6 +10,7 @@
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/restart_policy.h"
 #include "runtime/core/head/sizing.h"
 #include "runtime/core/values/rank_notes.h"
@@ -23,19 +24,21 @@ constexpr absl::Duration kSilentProgress = absl::Minutes(5);
 
 }  // namespace
 
-Faults::Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves)
+Faults::Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves,
+               Newcomers& newcomers)
     : context_(context),
       model_(model),
       config_(context.config()),
       life_(life),
       sizing_(sizing),
-      leaves_(leaves) {}
+      leaves_(leaves),
+      newcomers_(newcomers) {}
 
 FaultRecord Faults::FaultOf(const Job& job, const RankExit& exit) const {
   FaultRecord fault;
   fault.kind = KindOf(exit);
   fault.rank = exit.rank;
-  fault.node = job.record.grant->ranks[exit.rank].node;
+  fault.node = PlaceOfRank(*job.record.grant, exit.rank).node;
   fault.hostname = model_.Hostname(fault.node);
   fault.cause = exit.cause;
   fault.exit_code = exit.exit_code;
@@ -101,7 +104,8 @@ void Faults::RanksLost(Job& job, const Node& node, const std::string& why, Insta
     const HeldTail* tail = model_.tails.Find({job.record.id, job.record.generation, place.rank, true});
     if (tail != nullptr) fault.tail = tail->text;
   }
-  if (fault.rank >= 0) Fail(job, std::move(fault), now);  // otherwise all of its ranks had ended well
+  if (fault.rank >= 0) return Fail(job, std::move(fault), now);
+  newcomers_.OnNodeLost(job, node.record.id, now);  // its ranks had all ended well, or it has none
 }
 
 // A rank that ends badly after it was told that its machine leaves, and a machine that is lost after it said

@@ -12,11 +12,12 @@ namespace gtrain::core {
 
 class JobLife;
 class Leaves;
+class Newcomers;
 class Sizing;
 
 class Faults {
  public:
-  Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves);
+  Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves, Newcomers& newcomers);
 
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
   // Revokes the generation at once. Whether another one follows is decided when no process of it is left.
@@ -45,6 +46,7 @@ class Faults {
   JobLife& life_;
   Sizing& sizing_;
   Leaves& leaves_;
+  Newcomers& newcomers_;
 };
 
 }  // namespace gtrain::core

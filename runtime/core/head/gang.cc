@@ -93,7 +93,7 @@ std::vector<RankPlace> ToRankPlaces(const plan::Placement& placement) {
 }
 
 ProcessId ProcessOf(const GenerationGrant& grant, int rank) {
-  const ProcessId& process = grant.ranks[static_cast<size_t>(rank)].process;
+  const ProcessId& process = PlaceOfRank(grant, rank).process;
   return process.generation.value != 0 ? process : ProcessId{grant.generation, rank};
 }
 

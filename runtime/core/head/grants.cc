@@ -19,16 +19,23 @@ namespace {
 constexpr int kPortFirst = 20'000,
               kPortCount = 10'000;  // below Linux's ephemeral range, if an agent named none
 
-// Processes that wait on a node go on as ranks there: each as the rank that it was, where it can be. A
-// process sees the GPUs that it was started with, so its place must have the same. For r ranks a node, each
-// rank costs r steps here.
-std::vector<RankPlace> WithKept(const Job& job, std::vector<RankPlace> places) {
-  if (job.kept.empty() || !job.record.grant) return places;
+// Whether the process may go on in the place: on its machine, with the GPUs that it was started with.
+bool Fits(const RankPlace& was, const RankPlace& place, bool same_rank) {
+  return was.gpus == place.gpus && (!same_rank || was.rank == place.rank);
+}
+
+// Names in `places` which of the processes that wait go on there: each as the rank that it was, where it can.
+// For r ranks a node, each rank costs r steps here.
+void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>>& waiting,
+                   std::vector<RankPlace>& places) {
+  if (waiting.empty() || !job.record.grant) return;
+  const GenerationGrant& last = *job.record.grant;
   std::map<NodeId, std::vector<RankPlace>> before;  // of those that wait
-  for (RankPlace place : job.record.grant->ranks) {
-    place.process = ProcessOf(*job.record.grant, place.rank);
-    const auto there = job.kept.find(place.node);
-    const bool waits = there != job.kept.end() && std::ranges::count(there->second, place.process) > 0 &&
+  for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
+    RankPlace place = PlaceOfRank(last, number);
+    place.process = ProcessOf(last, number);
+    const auto there = waiting.find(place.node);
+    const bool waits = there != waiting.end() && std::ranges::count(there->second, place.process) > 0 &&
                        !job.hung.contains(place.process);
     if (waits) before[place.node].push_back(place);
   }
@@ -36,15 +43,72 @@ std::vector<RankPlace> WithKept(const Job& job, std::vector<RankPlace> places) {
     for (RankPlace& place : places) {
       if (place.process.generation.value != 0) continue;
       std::vector<RankPlace>& here = before[place.node];
-      const auto it = std::ranges::find_if(here, [&](const RankPlace& was) {
-        return was.gpus == place.gpus && (!same_rank || was.rank == place.rank);
-      });
+      const auto it = std::ranges::find_if(
+          here, [&](const RankPlace& was) { return Fits(was, place, same_rank); });
       if (it == here.end()) continue;
       place.process = it->process;
       here.erase(it);
     }
   }
-  return places;
+}
+
+// Whether `members` of the places are a job of their own, until the others have come up. A job that counts
+// nodes has whole ones.
+bool MayGoAlone(const Job& job, const std::vector<RankPlace>& places, const std::vector<bool>& members) {
+  std::map<NodeId, std::pair<int, int>> of_node;  // members and all
+  int ranks = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    auto& [here, all] = of_node[places[i].node];
+    here += members[i] ? 1 : 0;
+    all += 1;
+    ranks += members[i] ? 1 : 0;
+  }
+  if (ranks == 0 || ranks % job.demand.unit != 0) return false;
+  if (!job.demand.count_nodes) return ranks >= job.demand.min;
+  const auto has_any = [](const auto& node) { return node.second.first > 0; };
+  const auto is_part = [](const auto& node) { return node.second.first % node.second.second != 0; };
+  return std::ranges::none_of(of_node, is_part) && std::ranges::count_if(of_node, has_any) >= job.demand.min;
+}
+
+// Numbers ranks anew, and those of each machine.
+void Number(std::vector<RankPlace>& places, int first, std::map<NodeId, int>& of_node) {
+  for (RankPlace& place : places) {
+    place.rank = first++;
+    place.local_rank = of_node[place.node]++;
+  }
+}
+
+// Which processes are the next generation, and which come up beside it: where some go on and are enough,
+// nobody waits for the others to start.
+void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant) {
+  NameProcesses(job, job.kept, places);
+  std::vector<bool> members;
+  for (const RankPlace& place : places) members.push_back(place.process.generation.value != 0);
+  if (std::ranges::count(members, true) == std::ssize(members) || !MayGoAlone(job, places, members)) {
+    grant.ranks = std::move(places);
+    return;
+  }
+  NameProcesses(job, job.coming, places);
+  for (size_t i = 0; i < places.size(); ++i) (members[i] ? grant.ranks : grant.waiting).push_back(places[i]);
+  std::map<NodeId, int> of_node;
+  Number(grant.ranks, 0, of_node);
+  Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
+}
+
+// Of those that wait, for whom it goes on.
+std::map<ProcessId, Instant> WaitingSince(const Job& job) {
+  std::map<ProcessId, Instant> since;
+  for (size_t i = 0; i < job.waiting.size(); ++i)
+    since[ProcessOf(*job.record.grant, static_cast<int>(job.ranks.size() + i))] = job.waiting[i].since;
+  return since;
+}
+
+// Rank 0 is on the first of them.
+std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes) {
+  std::set<NodeId> of_ranks;
+  for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
+  std::ranges::stable_partition(nodes, [&](const NodeId& node) { return of_ranks.contains(node); });
+  return nodes;
 }
 
 }  // namespace
@@ -77,10 +141,15 @@ int Grants::PickPort(const Job& job, const NodeId& node) {
 
 // The keepers of the next generation's nodes end what has no place in it; other nodes would wait for ever.
 void Grants::LetKeptGo(Job& job, const std::vector<NodeId>& but) {
-  for (const auto& [node, processes] : job.kept) {
-    if (std::ranges::count(but, node) == 0) life_.EndKept(job, node);
+  const auto stays = [&](const NodeId& node) { return std::ranges::count(but, node) > 0; };
+  std::set<NodeId> left;
+  for (auto* waiting : {&job.kept, &job.coming}) {
+    for (const auto& [node, processes] : *waiting) {
+      if (!stays(node)) left.insert(node);
+    }
+    std::erase_if(*waiting, [&](const auto& item) { return !stays(item.first); });
   }
-  std::erase_if(job.kept, [&](const auto& item) { return std::ranges::count(but, item.first) == 0; });
+  for (const NodeId& node : left) life_.EndKept(job, node);
   job.keep_until.reset();
 }
 
@@ -105,9 +174,10 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
         CheckpointReport{record.id, newest.generation, newest.timeline, newest.step, newest.manifest, ""};
   }
   grant.takeover = record.takeover;
-  grant.ranks = WithKept(job, ToRankPlaces(placement));
+  const std::map<ProcessId, Instant> since = WaitingSince(job);
+  Divide(job, ToRankPlaces(placement), grant);
   grant.world_size = static_cast<int>(grant.ranks.size());
-  for (const NodeId& id : placement.nodes) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
+  for (const NodeId& id : NodesOf(grant, placement.nodes)) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
   Keep(record, grant);
   grant.master_address = grant.nodes[0].address;
@@ -121,9 +191,21 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.not_before.reset();
   job.granted_here = true;
   job.placement_reason = placement.reason;
+  if (const size_t waiting = record.grant->waiting.size(); waiting > 0) {
+    GT_PROBE("head.grants_beside");
+    job.placement_reason =
+        absl::StrCat(record.grant->world_size, " of ", record.grant->ranks.size() + waiting,
+                     " ranks go on, the others come up beside them (", placement.reason, ")");
+    job.sizing.planned = false;  // what was planned begins when they join
+  }
   job.sizing.goes_back = false;
   if (job.Size() == job.demand.max) job.sizing.asked = false;  // done: what is lost later, nobody asked for
   ResetLive(job, now);
+  for (WaitingRank& one : job.waiting) {
+    const int number = static_cast<int>(job.ranks.size() + (&one - job.waiting.data()));
+    const auto it = since.find(ProcessOf(*record.grant, number));
+    if (it != since.end()) one.since = it->second;
+  }
   if (!job.run_mark) {
     job.run_mark = now;
     job.record.started_at = context_.Wall(now);
@@ -131,12 +213,12 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   for (const std::string& warning : placement.warnings) context_.Emit(job, "warning", warning);
   context_.Emit(job, "grant",
                 absl::StrCat("generation ", record.generation.value, ", timeline ", record.timeline.value,
-                             ": ", placement.reason));
+                             ": ", job.placement_reason));
   if (record.state == JobState::kReconfiguring) {
     life_.Move(job, JobState::kReconfiguring,
-               absl::StrCat("generation ", record.generation.value, " starts: ", placement.reason));
+               absl::StrCat("generation ", record.generation.value, " starts: ", job.placement_reason));
   } else {
-    life_.Move(job, JobState::kStarting, placement.reason);
+    life_.Move(job, JobState::kStarting, job.placement_reason);
   }
   for (const NodePlace& place : record.grant->holders) copies_.TellHolder(job, place.node);
   std::vector<NodeId> nodes;
@@ -168,7 +250,10 @@ void Grants::SendGrant(const Job& job, const std::vector<NodeId>& nodes) {
 
 void Grants::ResetLive(Job& job, Instant now) {
   job.kept.clear();
+  job.coming.clear();
   job.hung.clear();
+  job.join_at.reset();
+  job.waiting.assign(job.record.grant->waiting.size(), WaitingRank{{}, now});
   const GenerationGrant& grant = *job.record.grant;
   job.ranks.assign(grant.ranks.size(), RankLive{});
   for (size_t i = 0; i < job.ranks.size(); ++i) {

@@ -34,16 +34,19 @@ HeadState::HeadState(HeadConfig config, Rng rng)
       polls_(context_, model_),
       copies_(context_, model_, recovery_),
       life_(context_, model_, faults_, recovery_, over_),
-      faults_(context_, model_, life_, sizing_, leaves_),
+      faults_(context_, model_, life_, sizing_, leaves_, newcomers_),
       directories_(context_, model_, life_),
       grants_(context_, model_, life_, faults_, directories_, copies_),
       links_(context_, model_, faults_, ranks_),
       leaves_(context_, model_, placer_, life_, faults_, sizing_),
+      newcomers_(context_, model_, life_, faults_),
       sizing_(context_, model_, placer_, life_, faults_, links_),
       queries_(context_, model_, stalls_),
       stalls_(context_, model_, faults_, queries_),
-      ranks_(context_, model_, life_, faults_, progress_, stalls_, sizing_, leaves_, recovery_),
-      timers_(context_, model_, life_, grants_, faults_, links_, leaves_, ranks_, stalls_, polls_),
+      ranks_(context_, model_, life_, faults_, progress_, stalls_, sizing_, leaves_, newcomers_,
+             recovery_),
+      timers_(context_, model_, life_, grants_, faults_, links_, leaves_, newcomers_, ranks_, stalls_,
+              polls_),
       scheduler_(context_, model_, placer_, grants_, life_, timers_, directories_, sizing_, recovery_),
       reconciler_(context_, model_, recovery_, life_, grants_, faults_, ranks_, leaves_, copies_),
       recovery_(context_, model_, membership_, reconciler_, life_, grants_, faults_, ranks_, copies_, over_,
@@ -109,6 +112,7 @@ void HeadState::TakeOff(absl::Duration slept, Instant now) {
   for (auto& [id, job] : model_.jobs) {
     if (job.start_deadline) *job.start_deadline = *job.start_deadline + slept;
     if (job.return_deadline) *job.return_deadline = *job.return_deadline + slept;
+    for (WaitingRank& one : job.waiting) one.since = std::min(now, one.since + slept);
     if (job.gone_deadline) *job.gone_deadline = *job.gone_deadline + slept;
     if (job.progress_at) *job.progress_at = std::min(now, *job.progress_at + slept);
     job.client_seen = std::min(now, job.client_seen + slept);

@@ -46,6 +46,7 @@
 #include "runtime/core/head/leaves.h"
 #include "runtime/core/head/links.h"
 #include "runtime/core/head/membership.h"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/over_jobs.h"
 #include "runtime/core/head/placer.h"
 #include "runtime/core/head/polls.h"
@@ -112,6 +113,7 @@ class HeadState {
   Grants grants_;
   Links links_;
   Leaves leaves_;
+  Newcomers newcomers_;
   Sizing sizing_;
   Queries queries_;
   Stalls stalls_;

@@ -41,6 +41,14 @@ struct RankLive {
   bool busy_new = false;                // since nodes were compared
 };
 
+// A process that comes up beside the generation (newcomers.h).
+struct WaitingRank {
+  RankStatus status;  // joined: it could go on in the next one
+  Instant since;      // it was started, as far as this head knows
+  bool over = false;  // nobody waits for it
+  bool ended = false; // its exit was heard
+};
+
 // How the ranks of a node compare with those of the others of their job (progress.h).
 struct NodePace {
   double score = 1;  // their own time a step over the others'
@@ -130,7 +138,11 @@ struct Job {
   Instant idle_from;                           // the last of them did from then on
   std::optional<StallVerdict> stalled, stuck;  // no step; neither output nor processor time
   std::string placement_reason;
-  std::map<NodeId, std::vector<ProcessId>> kept;  // processes that wait there for the next generation
+  std::map<NodeId, std::vector<ProcessId>> kept;    // processes that wait there for the next generation
+  std::map<NodeId, std::vector<ProcessId>> coming;  // likewise, and have not come up
+  std::vector<WaitingRank> waiting;                 // as GenerationGrant::waiting
+  std::optional<Instant> join_at;                   // those that have come up join then, whoever else has not
+  int join_failures = 0;                            // in a row
   std::optional<Instant> keep_until;              // no longer, where no room is found
   std::set<ProcessId> hung;                       // that are to blame for its end: they do not go on
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
@@ -149,10 +161,11 @@ struct Job {
   std::map<Generation, GenerationGrant> past;           // for logs of earlier generations, newest 16
   std::deque<std::shared_ptr<const EmitEvent>> events;  // shared with the documents that tell them
 
+  bool ProcessesWait() const { return !kept.empty() || !coming.empty(); }
   // Between two generations, and its nodes stay its own.
   // Processes that wait for another generation have their memory and their GPUs.
   bool KeepsPlace() const {
-    return record.state == JobState::kReconfiguring || record.waits_for_storage || !kept.empty();
+    return record.state == JobState::kReconfiguring || record.waits_for_storage || ProcessesWait();
   }
   // A generation that is granted and not revoked.
   bool Live() const {
@@ -173,9 +186,10 @@ struct Job {
   bool HoldsRoomOn(const NodeId& node) const { return Occupies() || Unreleased(node); }
   // The grant of one of the newest generations; nullptr: it is not remembered.
   const GenerationGrant* GrantOf(Generation generation) const;
-  // The number of ranks or of nodes, whichever the job file counts.
+  // The number of ranks or of nodes, whichever the job file counts, with those that wait beside them.
   int SizeOf(const GenerationGrant& grant) const {
-    return static_cast<int>(demand.count_nodes ? grant.nodes.size() : grant.ranks.size());
+    return static_cast<int>(demand.count_nodes ? grant.nodes.size()
+                                               : grant.ranks.size() + grant.waiting.size());
   }
   int Size() const { return SizeOf(*record.grant); }
   absl::Duration RunTime(Instant now) const {

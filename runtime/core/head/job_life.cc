@@ -276,6 +276,7 @@ void JobLife::Finish(Job& job, JobState state, std::string reason) {
   context_.Do(*ResultOf(model_, record.id, context_.step_at()));
   job.exchange.reset();
   job.kept.clear();  // they end with what is forgotten
+  job.coming.clear();
   job.keep_until.reset();
   job.blocked_by.clear();
   model_.active_at = context_.step_at();

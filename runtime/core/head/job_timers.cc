@@ -10,6 +10,7 @@
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
 #include "runtime/core/head/links.h"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/polls.h"
 #include "runtime/core/head/rank_news.h"
 #include "runtime/core/head/stalls.h"
@@ -17,7 +18,8 @@
 namespace gtrain::core {
 
 JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
-                     Links& links, Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls)
+                     Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls,
+                     Polls& polls)
     : model_(model),
       config_(context.config()),
       life_(life),
@@ -25,6 +27,7 @@ JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Gran
       faults_(faults),
       links_(links),
       leaves_(leaves),
+      newcomers_(newcomers),
       ranks_(ranks),
       stalls_(stalls),
       polls_(polls) {}
@@ -47,6 +50,7 @@ void JobTimers::Run(Job& job, Instant now) {
   }
   if (job.Live() && job.start_deadline && *job.start_deadline <= now) return FailLateStart(job, now);
   FailHungProcesses(job, now);
+  newcomers_.Consider(job, now);
   if (EndIfItsTimeIsUp(job, now)) return;
   stalls_.CheckStalls(job, now);
 }
@@ -152,6 +156,7 @@ std::optional<Instant> JobTimers::NextDeadline(const Job& job) const {
   sooner(job.start_deadline);
   sooner(job.return_deadline);
   sooner(leaves_.NextDeadline(job));
+  sooner(newcomers_.NextDeadline(job));
   sooner(job.links_at);
   sooner(job.left_at);
   sooner(job.cause_at);

@@ -13,6 +13,7 @@ class Faults;
 class Grants;
 class JobLife;
 class Leaves;
+class Newcomers;
 class Links;
 class Polls;
 class RankNews;
@@ -21,7 +22,7 @@ class Stalls;
 class JobTimers {
  public:
   JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
-            Links& links, Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls);
+            Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls, Polls& polls);
 
   void Run(Job& job, Instant now);
   // Holds also between two generations: one that is granted only to be ended at once helps nobody.
@@ -40,6 +41,7 @@ class JobTimers {
   Faults& faults_;
   Links& links_;
   Leaves& leaves_;
+  Newcomers& newcomers_;
   RankNews& ranks_;
   Stalls& stalls_;
   Polls& polls_;

@@ -1,10 +1,21 @@
 #include "runtime/core/head/placer.h"
 
+#include <algorithm>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 
 namespace gtrain::core {
+namespace {
+
+// Those that wait are numbered behind the others; the ranks of a machine are to be neighbours.
+void SortByNode(const GenerationGrant& grant, std::vector<NodeId>& places) {
+  std::map<NodeId, size_t> index;
+  for (size_t i = 0; i < grant.nodes.size(); ++i) index[grant.nodes[i].node] = i;
+  std::ranges::stable_sort(places, {}, [&](const NodeId& node) { return index[node]; });
+}
+
+}  // namespace
 
 // Whether views_ is not what this job sees: it counts what the job itself still has, and nodes it avoids.
 bool Placer::TakesPart(const Job& job) {
@@ -56,9 +67,11 @@ std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting) const {
     if (&job == &wanting || !job.record.grant) continue;
     const std::vector<NodeId>& unreleased = job.record.unreleased;
     if (!job.Occupies() && unreleased.empty()) continue;
-    for (const RankPlace& rank : job.record.grant->ranks) {
-      const auto it = by_node.find(rank.node);
-      if (it != by_node.end() && job.HoldsRoomOn(rank.node)) Occupy(*it->second, rank, job.demand);
+    for (const auto* ranks : {&job.record.grant->ranks, &job.record.grant->waiting}) {
+      for (const RankPlace& rank : *ranks) {
+        const auto it = by_node.find(rank.node);
+        if (it != by_node.end() && job.HoldsRoomOn(rank.node)) Occupy(*it->second, rank, job.demand);
+      }
     }
     // These nodes hold an older generation than the newest grant, so how much it takes there is not known any
     // more.
@@ -79,6 +92,8 @@ plan::Placement Placer::PlacementFor(const Job& job) const {
     last = worked;
   if (last != nullptr) {
     for (const RankPlace& place : last->ranks) demand.previous.push_back(place.node);
+    for (const RankPlace& place : last->waiting) demand.previous.push_back(place.node);
+    if (!last->waiting.empty()) SortByNode(*last, demand.previous);
   }
   return TakesPart(job) ? plan::Place(ViewsWithout(job), demand) : plan::Place(views_, demand);
 }

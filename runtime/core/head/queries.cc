@@ -89,9 +89,10 @@ absl::Status Queries::AskLogs(const PeerMessage& event, const std::string& id, c
                                             " ran is not remembered; its logs are in ", job.record.run_dir,
                                             "/logs"));
   }
-  if (logs.rank < 0 || logs.rank >= grant->world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", logs.rank, " of ", grant->world_size,
-                                                   ": ranks are 0 to ", grant->world_size - 1));
+  const size_t ranks = grant->ranks.size() + grant->waiting.size();
+  if (logs.rank < 0 || static_cast<size_t>(logs.rank) >= ranks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", logs.rank, " of ", ranks, ": ranks are 0 to ", ranks - 1));
   }
   AgentQuery query;
   query.kind = AgentQuery::Kind::kReadLog;
@@ -102,7 +103,7 @@ absl::Status Queries::AskLogs(const PeerMessage& event, const std::string& id, c
   query.offset = logs.offset;
   query.bytes_max = logs.bytes_max;
   GT_RETURN_IF_ERROR(RoomToAsk(event));
-  Ask(event, id, grant->ranks[logs.rank].node, std::move(query), now);
+  Ask(event, id, PlaceOfRank(*grant, logs.rank).node, std::move(query), now);
   return absl::OkStatus();
 }
 

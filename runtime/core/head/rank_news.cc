@@ -10,6 +10,7 @@
 #include "runtime/core/head/faults.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/progress.h"
 #include "runtime/core/head/recovery.h"
 #include "runtime/core/head/sizing.h"
@@ -22,10 +23,18 @@ namespace {
 constexpr size_t kExitTailBytes = 2 << 10;  // of each rank, in the record
 constexpr absl::Duration kLeftAfter = absl::Seconds(1);
 
+bool Waits(const GenerationGone& gone) { return !gone.kept.empty() || !gone.coming.empty(); }
+
+// Or one that waits beside them.
+bool IsRankOf(const Job& job, int rank) {
+  return rank >= 0 && static_cast<size_t>(rank) < job.ranks.size() + job.waiting.size();
+}
+
 }  // namespace
 
 RankNews::RankNews(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Progress& progress,
-                   Stalls& stalls, Sizing& sizing, Leaves& leaves, Recovery& recovery)
+                   Stalls& stalls, Sizing& sizing, Leaves& leaves, Newcomers& newcomers,
+                   Recovery& recovery)
     : context_(context),
       model_(model),
       config_(context.config()),
@@ -35,6 +44,7 @@ RankNews::RankNews(HeadContext& context, HeadModel& model, JobLife& life, Faults
       stalls_(stalls),
       sizing_(sizing),
       leaves_(leaves),
+      newcomers_(newcomers),
       recovery_(recovery) {}
 
 // The job whose granted generation the message belongs to, if this node is part of it.
@@ -50,11 +60,12 @@ Job* RankNews::CurrentJob(const NodeId& node, const JobId& id, Generation genera
 
 void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instant now) {
   Job* job = CurrentJob(node, status.job, status.generation);
-  if (job == nullptr || status.rank < 0 || status.rank >= static_cast<int>(job->ranks.size())) return;
-  if (job->record.grant->ranks[status.rank].node != node) {
+  if (job == nullptr || !IsRankOf(*job, status.rank)) return;
+  if (PlaceOfRank(*job->record.grant, status.rank).node != node) {
     ++context_.counters().stale_dropped;
     return;
   }
+  if (status.rank >= static_cast<int>(job->ranks.size())) return newcomers_.OnStatus(*job, status, now);
   RankLive& rank = job->ranks[status.rank];
   if (status.step && status.step != rank.status.step) rank.stepped_at = now;
   job->SetStatus(rank, status);
@@ -108,6 +119,8 @@ void RankNews::RunningIfAllStarted(Job& job, Instant now) {
   if (job.return_deadline) job.return_deadline = std::max(*job.return_deadline, now + config_.return_timeout);
   job.progress_at = now;
   life_.Move(job, JobState::kRunning, sizing_.RunningReason(job));
+  newcomers_.Consider(job, now);
+  if (!job.Live()) return;
   // A person did not want to wait for a checkpoint, and the ranks had not all started then.
   if (job.sizing.at_once && job.record.exits.size() < job.ranks.size()) sizing_.Resize(job, now);
 }
@@ -115,8 +128,10 @@ void RankNews::RunningIfAllStarted(Job& job, Instant now) {
 void RankNews::OnExited(const NodeId& node, const RankExit& exit, Instant now) {
   context_.Send(node, SendKind::kReply, AckExit{model_.epoch(), exit.job, exit.generation, exit.rank});
   Job* job = CurrentJob(node, exit.job, exit.generation);
-  if (job == nullptr || exit.rank < 0 || exit.rank >= static_cast<int>(job->ranks.size())) return;
-  if (job->record.grant->ranks[exit.rank].node != node || job->ExitOf(exit.rank) != nullptr) return;
+  if (job == nullptr || !IsRankOf(*job, exit.rank)) return;
+  if (PlaceOfRank(*job->record.grant, exit.rank).node != node) return;
+  if (exit.rank >= static_cast<int>(job->ranks.size())) return newcomers_.OnExit(*job, exit, now);
+  if (job->ExitOf(exit.rank) != nullptr) return;
   TakeLastWords(*job, job->ranks[exit.rank], exit, now);
   RankExit kept = exit;
   kept.tail = LastBytes(exit.tail, kExitTailBytes);
@@ -168,7 +183,7 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   recovery_.OnGone(node.record.id, gone);
   Job* job = model_.FindJob(gone.job);
   if (job == nullptr) {
-    if (!gone.kept.empty() && !recovery_.TakesUp(gone.job))
+    if (Waits(gone) && !recovery_.TakesUp(gone.job))
       context_.Send(node.record.id, SendKind::kReply, ForgetJob{model_.epoch(), gone.job});
     return;
   }
@@ -181,15 +196,17 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   if (gone.generation < job->record.revoked) {
     GT_PROBE("head.gone_of_older_generation");
     ++context_.counters().stale_dropped;
-    if (!gone.kept.empty()) life_.EndKept(*job, node.record.id);
+    if (Waits(gone)) life_.EndKept(*job, node.record.id);
     return;
   }
   // A generation that has begun meanwhile either has this node, whose keeper ends what has no place in it, or
   // has no place for any of them.
   const bool late = job->Live() || IsFinal(job->record.state);
   job->kept.erase(node.record.id);
+  job->coming.erase(node.record.id);
   if (!late && !gone.kept.empty()) job->kept[node.record.id] = gone.kept;
-  if (late && !gone.kept.empty() && !(job->Live() && job->HoldsNode(node.record.id)))
+  if (!late && !gone.coming.empty()) job->coming[node.record.id] = gone.coming;
+  if (late && Waits(gone) && !(job->Live() && job->HoldsNode(node.record.id)))
     life_.EndKept(*job, node.record.id);
   life_.Release(*job, node.record.id, now);
 }

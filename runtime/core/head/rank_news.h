@@ -14,6 +14,7 @@ namespace gtrain::core {
 class Faults;
 class JobLife;
 class Leaves;
+class Newcomers;
 class Progress;
 class Recovery;
 class Sizing;
@@ -22,7 +23,7 @@ class Stalls;
 class RankNews {
  public:
   RankNews(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Progress& progress,
-           Stalls& stalls, Sizing& sizing, Leaves& leaves, Recovery& recovery);
+           Stalls& stalls, Sizing& sizing, Leaves& leaves, Newcomers& newcomers, Recovery& recovery);
 
   // Returns the job whose granted generation a message belongs to, if this node is part of it; otherwise the
   // message is counted as stale, and the result is nullptr.
@@ -57,6 +58,7 @@ class RankNews {
   Stalls& stalls_;
   Sizing& sizing_;
   Leaves& leaves_;
+  Newcomers& newcomers_;
   Recovery& recovery_;
 };
 

@@ -66,7 +66,7 @@ void Reconciler::TakeKept(const NodeId& node, const AgentHello& hello) {
   for (const KeptProcesses& kept : hello.kept) {
     Job* job = model_.FindJob(kept.job);
     if (job != nullptr && !IsFinal(job->record.state)) {
-      if (!job->Live()) job->kept[node] = kept.processes;
+      if (!job->Live()) std::tie(job->kept[node], job->coming[node]) = std::tie(kept.processes, kept.coming);
       if (job->Live() && !job->HoldsNode(node)) life_.EndKept(*job, node);
       continue;
     }
@@ -157,6 +157,11 @@ void Reconciler::SettleMissing(Job& job, const Node& node, bool new_incarnation,
     if (place.node != id || job.ExitOf(place.rank) != nullptr) continue;
     missing = true;
     started = started || job.ranks[place.rank].started;
+  }
+  const auto waits_here = [&](const RankPlace& place) { return place.node == id; };
+  if (!missing && std::ranges::any_of(job.record.grant->waiting, waits_here)) {
+    faults_.RanksLost(job, node, "what was to join is gone", now);
+    return grants_.SendGrant(job, {id});  // they are started again, or were never
   }
   if (!missing) return;
   if (!recovery_.Settled(now)) return recovery_.JudgeLater(job.record.id, id);

@@ -56,10 +56,10 @@ bool Consistent(const NodeId& node, const GenerationDescribed& described) {
     return std::any_of(grant.nodes.begin(), grant.nodes.end(),
                        [&](const NodePlace& place) { return place.node == id; });
   };
-  const auto in_order = [&](const RankPlace& place) {
-    return place.rank == static_cast<int>(&place - grant.ranks.data()) && has(place.node);
-  };
-  return has(node) && std::all_of(grant.ranks.begin(), grant.ranks.end(), in_order);
+  int next = 0;
+  const auto in_order = [&](const RankPlace& place) { return place.rank == next++ && has(place.node); };
+  return has(node) && std::ranges::all_of(grant.ranks, in_order) &&
+         std::ranges::all_of(grant.waiting, in_order);
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ void Scheduler::ExplainBlockers(Job& job, const plan::Placement& placement, cons
 }
 
 void Scheduler::NotPlaced(Job& job, const plan::Placement& placement, Instant now) {
-  if (!job.kept.empty() && !job.keep_until) job.keep_until = now + config_.keep_wait;
+  if (job.ProcessesWait() && !job.keep_until) job.keep_until = now + config_.keep_wait;
   job.record.waits_for_storage = false;
   const plan::Placement empty = placer_.PlacementAlone(job);
   job.sizing.never_fits = !empty.placed;

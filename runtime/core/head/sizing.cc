@@ -129,7 +129,7 @@ int Sizing::RanksItWouldHave(const Job& job) {
   placer_.CheckViews();
   const plan::Placement placement = placer_.PlacementFor(job);
   const size_t ranks = placement.placed ? placement.ranks.size() : 0;
-  const size_t now = job.record.grant->ranks.size();
+  const size_t now = job.record.grant->ranks.size() + job.record.grant->waiting.size();
   if (grows ? ranks <= now : ranks >= now) return 0;
   return TooManyFor(placement).empty() ? static_cast<int>(ranks) : 0;
 }
@@ -194,6 +194,7 @@ void Sizing::Resize(Job& job, Instant now) {
 // ---------------------------------------------------------------- what does not work
 
 void Sizing::KeepWhatWorked(Job& job, Instant now) {
+  if (!job.waiting.empty()) return;  // it has the size that worked, less what was lost
   const bool speaks = job.checkpoint || job.record.last_step;
   const bool runs = job.record.state == JobState::kRunning;
   const bool silent = !speaks && job.progress_at && now - *job.progress_at >= kWorksAfter;

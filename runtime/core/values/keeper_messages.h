@@ -70,8 +70,10 @@ struct StartRank {
   // (EndGeneration::keep); else, and with 0, one is started.
   uint64_t born = 0;
   int32_t born_rank = 0;
+  // It has no part in the generation: it comes up beside the others and waits for its place in a later one.
+  bool waits = false;
   GT_FIELDS(generation, rank, token, argv, env, cwd, out_path, err_path, report_path, notice_path, cpus,
-            memory_limit, tty, takes_input, born, born_rank)
+            memory_limit, tty, takes_input, born, born_rank, waits)
   bool operator==(const StartRank&) const = default;
 };
 
@@ -220,7 +222,8 @@ struct Gone {
   bool clean = true;
   std::string message;
   std::vector<Kept> kept;
-  GT_FIELDS(generation, clean, message, kept)
+  std::vector<Kept> coming;  // kept, too, but they cannot go on as members yet (StartRank::waits)
+  GT_FIELDS(generation, clean, message, kept, coming)
   bool operator==(const Gone&) const = default;
 };
 
@@ -254,7 +257,8 @@ struct State {
   std::vector<GenerationHeld> generations;
   uint64_t highest_stopped = 0;  // ended by a stop: the next agent must not take it for a reform (fault H3)
   std::vector<Kept> kept;
-  GT_FIELDS(protocol, job, pid, highest_revoked, generations, highest_stopped, kept)
+  std::vector<Kept> coming;  // as in Gone
+  GT_FIELDS(protocol, job, pid, highest_revoked, generations, highest_stopped, kept, coming)
   bool operator==(const State&) const = default;
 };
 
@@ -313,8 +317,16 @@ struct ConsoleTurn {  // the answer to Console
   bool operator==(const ConsoleTurn&) const = default;
 };
 
+// A rank that waits (StartRank::waits) could go on as a member from now on. Repeated after each Attach.
+struct Ready {
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  GT_FIELDS(generation, rank)
+  bool operator==(const Ready&) const = default;
+};
+
 using Report =
-    std::variant<State, Started, Exited, Gone, RelayUp, Output, ReportBytes, ExecDone, ConsoleTurn>;
+    std::variant<State, Started, Exited, Gone, RelayUp, Output, ReportBytes, ExecDone, ConsoleTurn, Ready>;
 
 #undef GT_FIELDS
 

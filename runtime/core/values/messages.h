@@ -162,7 +162,7 @@ struct GenerationGrant {
   std::string master_address;
   int master_port = 0;
   int world_size = 0;
-  std::vector<NodePlace> nodes;  // index = GROUP_RANK
+  std::vector<NodePlace> nodes;  // index = GROUP_RANK; also those where a rank only waits
   std::vector<RankPlace> ranks;  // index = rank
   // The agent does not use these; it gives them back to a head that has lost its records (fault H8).
   std::string client_key;
@@ -183,8 +183,16 @@ struct GenerationGrant {
   // kLiveJobsToldMax; empty: the head does not say. These are the jobs of the moment in which the grant
   // leaves; no record has them.
   std::vector<JobId> live_jobs;
+  // Processes that have no part in this generation and come up beside it, for their place in the next one
+  // (`elastic.mode: in-place`); numbered behind the ranks.
+  std::vector<RankPlace> waiting;
   bool operator==(const GenerationGrant&) const = default;
 };
+// The place of a rank, or of one that waits. `number` is below the number of both.
+inline const RankPlace& PlaceOfRank(const GenerationGrant& grant, int number) {
+  const auto index = static_cast<size_t>(number);
+  return index < grant.ranks.size() ? grant.ranks[index] : grant.waiting[index - grant.ranks.size()];
+}
 inline constexpr size_t kLiveJobsToldMax = 500;
 
 // A grant in the bytes in which the head sent it, and the head's proof that it did. The agent keeps both as
@@ -221,6 +229,7 @@ struct NodeNotice {
 struct KeptProcesses {
   JobId job;
   std::vector<ProcessId> processes;
+  std::vector<ProcessId> coming;  // as in GenerationGone
   bool operator==(const KeptProcesses&) const = default;
 };
 
@@ -276,7 +285,8 @@ struct GenerationGone {
   Generation generation;
   bool clean = true;  // false: something survived SIGKILL (state D); the node is not reused
   std::string message;
-  std::vector<ProcessId> kept;  // wait there for another generation of the job
+  std::vector<ProcessId> kept;    // wait there for another generation of the job
+  std::vector<ProcessId> coming;  // were to wait beside this one and have not come up yet
   bool operator==(const GenerationGone&) const = default;
 };
 
