@@ -20,10 +20,13 @@ constexpr int64_t kSlack = 3 * kSec;  // how far truth and the head's own measur
 
 uint64_t HashOf(const core::GenerationGrant& grant) {
   std::string text = absl::StrCat(grant.timeline.value, "|", grant.master_port);
-  for (const core::RankPlace& rank : grant.ranks) {
-    absl::StrAppend(&text, "|", rank.node.value);
-    if (rank.process.generation.value == 0) continue;
-    absl::StrAppend(&text, " ", rank.process.generation.value, "/", rank.process.rank);
+  for (const auto* ranks : {&grant.ranks, &grant.waiting}) {
+    absl::StrAppend(&text, "||", ranks->size());
+    for (const core::RankPlace& rank : *ranks) {
+      absl::StrAppend(&text, "|", rank.node.value);
+      if (rank.process.generation.value == 0) continue;
+      absl::StrAppend(&text, " ", rank.process.generation.value, "/", rank.process.rank);
+    }
   }
   return std::hash<std::string>()(text);
 }
@@ -273,18 +276,20 @@ void Checker::CheckGrant(const NodeId& node, const core::StartGeneration& start)
 // INV-2: a process goes on only where it is, as one rank, of a job that lets it.
 void Checker::CheckProcesses(const core::GenerationGrant& grant) {
   std::set<core::ProcessId> named;
-  for (const core::RankPlace& place : grant.ranks) {
+  for (size_t i = 0; i < grant.ranks.size() + grant.waiting.size(); ++i) {
+    const core::RankPlace& place = core::PlaceOfRank(grant, static_cast<int>(i));
     const core::ProcessId& process = place.process;
     if (process.generation.value == 0) continue;
     GT_PROBE("check.grant_names_a_process");
     const auto born = generations_.find({grant.job, process.generation.value});
     const bool known = born != generations_.end() && process.rank >= 0 &&
-                       process.rank < static_cast<int>(born->second.grant.ranks.size()) &&
+                       static_cast<size_t>(process.rank) <
+                           born->second.grant.ranks.size() + born->second.grant.waiting.size() &&
                        process.generation < grant.generation;
     const std::string what = absl::StrCat("the grant of ", G(grant.job, grant.generation.value),
                                           " names process ", process.generation.value, "/", process.rank);
     if (!known) return kernel_.Fail("INV-2", what + ", which never was");
-    if (born->second.grant.ranks[static_cast<size_t>(process.rank)].node != place.node)
+    if (core::PlaceOfRank(born->second.grant, process.rank).node != place.node)
       return kernel_.Fail("INV-2", absl::StrCat(what, " on ", place.node.value, ", where it is not"));
     if (!named.insert(process).second) return kernel_.Fail("INV-2", what + " twice");
     const spec::JobSpec* spec = SpecOf(grant.job);
@@ -373,7 +378,9 @@ void Checker::CheckRoom(const core::JobRecord& granted) {
     if (!job.grant || core::IsFinal(job.state) || job.generation <= job.revoked) continue;
     const spec::JobSpec* spec = spec_of(job.spec_text);
     if (spec == nullptr) continue;
-    for (const core::RankPlace& rank : job.grant->ranks) used[rank.node] += spec->resources.cpus.value_or(1);
+    for (const auto* ranks : {&job.grant->ranks, &job.grant->waiting}) {
+      for (const core::RankPlace& rank : *ranks) used[rank.node] += spec->resources.cpus.value_or(1);
+    }
   }
   for (const core::NodePlace& place : granted.grant->nodes) {
     if (used[place.node] > cpus_of(place.node)) {
@@ -436,6 +443,15 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
                      truth.grant.world_size < spec->ranks->max;
   if (grows) {
     ++kernel_.counts["generation grows"];
+    return std::nullopt;
+  }
+  const bool beside = absl::StrContains(reason, " the ") && absl::StrContains(reason, " that run");
+  if (beside && truth.up_beside > 0) {
+    ++kernel_.counts["generation takes in who came up beside it"];
+    return std::nullopt;
+  }
+  if (absl::StrContains(reason, "started anew") && truth.ended_beside) {
+    ++kernel_.counts["generation starts anew who ended beside it"];
     return std::nullopt;
   }
   if (job.scale_heard && absl::StartsWith(reason, core::kShrinks)) {
@@ -781,6 +797,39 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
   HoldsRank(rank, gang);
 }
 
+void Checker::StartsBeside(const RankProcess& rank) {
+  const core::JobRecord* record = Record(rank.job);
+  const spec::JobSpec* spec = record == nullptr ? nullptr : spec_of(record->spec_text);
+  ++kernel_.counts["process starts beside a generation"];
+  CheckTrueRoom(rank, spec == nullptr ? 1 : spec->resources.cpus.value_or(1));
+  HoldsPlace(rank);
+}
+
+void Checker::ComesUp(const RankProcess& rank) {
+  ++kernel_.counts["process comes up beside a generation"];
+  if (!rank.kept) ++generations_[{rank.job, rank.generation}].up_beside;
+}
+
+void Checker::WaitsOn(const RankProcess& rank) {
+  ++kernel_.counts["process waits on"];
+  if (kept_.erase(rank.pid) == 0)
+    kernel_.Fail("INV-2", absl::StrCat("process ", rank.pid, " waits on and was not kept"));
+  HoldsPlace(rank);
+  if (rank.released) ++generations_[{rank.job, rank.generation}].up_beside;
+}
+
+// INV-2 and INV-6: a process waits where the grant says, and alone.
+void Checker::HoldsPlace(const RankProcess& rank) {
+  const std::string what = absl::StrCat("process ", rank.pid, " waits as rank ", rank.rank, " of ",
+                                        G(rank.job, rank.generation), " on m", rank.machine);
+  if (++alive_[{rank.job, rank.generation, rank.rank}] > 1) kernel_.Fail("INV-2", what + ", as another does");
+  const GenerationTruth& truth = generations_[{rank.job, rank.generation}];
+  if (truth.content == 0 || !node_on) return;  // a keeper alone, or reported already
+  const size_t index = static_cast<size_t>(rank.rank) - truth.grant.ranks.size();
+  if (index >= truth.grant.waiting.size() || truth.grant.waiting[index].node != node_on(rank.machine))
+    kernel_.Fail("INV-6", what + ", and the grant does not say so");
+}
+
 // INV-2 and INV-6: the process, new or not, is this rank of this generation from now on.
 void Checker::HoldsRank(const RankProcess& rank, const Gang& gang) {
   if (++alive_[{rank.job, rank.generation, rank.rank}] > 1) {
@@ -807,7 +856,7 @@ void Checker::RankKept(const RankProcess& rank) {
     kernel_.Fail("INV-2", what + ", is kept and was none of it");
   const spec::JobSpec* spec = SpecOf(rank.job);
   if (spec != nullptr && !spec->in_place) kernel_.Fail("INV-2", what + ", is kept, and its job restarts");
-  --generations_[{rank.job, rank.generation}].running;
+  if (!rank.waits) --generations_[{rank.job, rank.generation}].running;
 }
 
 // INV-2: only a kept process goes on, and as the rank for which the grant names it.
@@ -856,6 +905,10 @@ void Checker::RankEnds(const RankProcess& rank, keeper::Cause cause, int code) {
   cpus_[rank.machine].erase(&rank);
   if (kept_.erase(rank.pid) > 0) return;  // it was none of a generation
   alive_.erase({rank.job, rank.generation, rank.rank});
+  if (rank.waits) {
+    generations_[{rank.job, rank.generation}].ended_beside = true;
+    return;
+  }
   unfenced_[rank.job].erase(&rank);
   --generations_[{rank.job, rank.generation}].running;
   const bool well = cause == keeper::Cause::kExited && code == 0;

@@ -61,6 +61,10 @@ class Checker {
   void RankStarts(const RankProcess& rank, const Gang& gang);
   void RankEnds(const RankProcess& rank, keeper::Cause cause, int code);
   // A process between two generations (`elastic.mode: in-place`): it leaves the one, and is in the other.
+  // Beside its generation: a process starts, could go on, or waits beside another one.
+  void StartsBeside(const RankProcess& rank);
+  void ComesUp(const RankProcess& rank);
+  void WaitsOn(const RankProcess& rank);
   void RankKept(const RankProcess& rank);
   void RankGoesOn(const RankProcess& rank, const Gang& gang);
   // How many processes of the job wait between two generations.
@@ -97,6 +101,8 @@ class Checker {
     bool other_fault = false;          // another rank than that ended so, or for another reason
     bool lost = false;                 // a keeper or a machine of it died, or a lease ended it
     int started = 0, running = 0;
+    int up_beside = 0;              // of those that wait
+    bool ended_beside = false;      // one of them ended, or was lost
     std::optional<int64_t> all_started_at;
     int64_t stepped_at = 0;
     int64_t stalled = 0;  // before that step: the head may hear of it while it ends the gang for it
@@ -171,6 +177,7 @@ class Checker {
   void CheckTrueRoom(const RankProcess& rank, int cpus);
   void CheckProcesses(const core::GenerationGrant& grant);
   void HoldsRank(const RankProcess& rank, const Gang& gang);
+  void HoldsPlace(const RankProcess& rank);
   const spec::JobSpec* SpecOf(const JobId& job) const;
   const core::JobRecord* Record(const JobId& job) const;
 

@@ -20,6 +20,9 @@ bool HasSession(const RankProcess& process) {
   return process.worker.has_value() && (process.up || process.stays);
 }
 
+// It waits beside its generation and could go on.
+bool IsReady(const RankProcess& process) { return process.waits && process.released && process.alive; }
+
 std::string Variable(const keeper::StartRank& start, const std::string& wanted) {
   for (const auto& [name, value] : start.env) {
     if (name == wanted) return value;
@@ -39,7 +42,7 @@ void KeeperModel::Tell(keeper::Report report) {
 }
 
 void KeeperModel::TellGone(uint64_t number, bool clean, const std::string& message) {
-  Tell(keeper::Gone{number, clean, message, ListKept()});
+  Tell(keeper::Gone{number, clean, message, ListKept(true), ListKept(false)});
 }
 
 void KeeperModel::Attach(std::function<void(keeper::Report)> agent, int64_t lease) {
@@ -52,6 +55,7 @@ void KeeperModel::Attach(std::function<void(keeper::Report)> agent, int64_t leas
     bool later = false;
     for (auto& [rank, info] : generation.ranks) {
       for (const keeper::RelayUp& relay : info.relays) Tell(relay);
+      if (IsReady(*info.process) && !info.exit) Tell(keeper::Ready{number, rank});
       if (!info.exit || info.acked || info.relays.empty()) continue;
       Tell(*info.exit);
       later = true;
@@ -86,7 +90,10 @@ void KeeperModel::CheckFence() {
   for (auto& [number, generation] : generations_) {
     const bool may_write =
         std::any_of(generation.ranks.begin(), generation.ranks.end(),
-                    [](const auto& item) { return !item.second.exit && !HasSession(*item.second.process); });
+                    [](const auto& item) {
+                      const RankProcess& process = *item.second.process;
+                      return !item.second.exit && !process.waits && !HasSession(process);
+                    });
     if (generation.phase != Phase::kLive || !may_write) continue;
     ++kernel_.counts["fence ended ranks"];
     GT_PROBE("keeper.fence_ends_ranks");
@@ -120,7 +127,8 @@ keeper::State KeeperModel::Describe() const {
     }
     state.generations.push_back(std::move(held));
   }
-  state.kept = ListKept();
+  state.kept = ListKept(true);
+  state.coming = ListKept(false);
   return state;
 }
 
@@ -224,7 +232,12 @@ void KeeperModel::Start(Generation& generation, const keeper::StartRank& start) 
   const int which = start.rank;
   Connect(rank.process, number, which);
   rank.process->in_place = Variable(start, "GTRAIN_ELASTIC") == "in-place";
-  ranks_.Spawn(rank.process, std::atoi(Variable(start, "WORLD_SIZE").c_str()), TimelineOf(generation.begin));
+  if (start.waits) {
+    GT_PROBE("keeper.starts_beside");
+    ranks_.SpawnBeside(rank.process, std::atoi(Variable(start, "WORLD_SIZE").c_str()));
+  } else {
+    ranks_.Spawn(rank.process, std::atoi(Variable(start, "WORLD_SIZE").c_str()), TimelineOf(generation.begin));
+  }
   const int64_t pid = rank.process->pid;
   kernel_.After(kernel_.Between(kMs, 30 * kMs), [keeper = shared_from_this(), number, which, pid] {
     const auto it = keeper->generations_.find(number);
@@ -261,6 +274,7 @@ void KeeperModel::Connect(const RankPtr& process, uint64_t number, int which) {
 
 // Nothing that it says belongs to its generation any more.
 void KeeperModel::Released(const RankPtr& process) {
+  if (process->waits) return ComesUp(process);
   const auto it = generations_.find(process->generation);
   if (!alive_ || it == generations_.end() || !it->second.ranks.contains(process->rank)) return;
   if (it->second.ranks.at(process->rank).process != process) return;
@@ -268,19 +282,25 @@ void KeeperModel::Released(const RankPtr& process) {
   kernel_.After(kMs, [self = shared_from_this(), number = process->generation] { self->Advance(number); });
 }
 
+void KeeperModel::ComesUp(const RankPtr& process) {
+  if (!alive_ || !process->stays || std::exchange(process->released, true)) return;
+  checker_.ComesUp(*process);
+  if (!process->kept) Tell(keeper::Ready{process->generation, process->rank});
+}
+
 // Takes the processes that have let go of the generation out of it.
 void KeeperModel::Take(Generation& generation) {
   const std::weak_ptr<KeeperModel> self = shared_from_this();
   for (auto it = generation.ranks.begin(); it != generation.ranks.end();) {
     const RankPtr process = it->second.process;
-    if (it->second.exit || process->termed || !process->alive || !process->released) {
+    if (it->second.exit || process->termed || !process->alive || !(process->released || process->waits)) {
       ++it;
       continue;
     }
     GT_PROBE("keeper.keeps_process");
     process->kept = true;
     process->relay = process->report = [](const std::string&) {};
-    process->let_go = nullptr;
+    if (!process->waits) process->let_go = nullptr;
     process->exited = [self, weak = std::weak_ptr(process)](const keeper::Exited&) {
       const auto keeper = self.lock();
       const auto died = weak.lock();
@@ -301,16 +321,33 @@ bool KeeperModel::GoOn(Generation& generation, const keeper::StartRank& start) {
     if (start.born > 0) GT_PROBE("keeper.has_no_such_process");
     return false;
   }
-  if (it->process->deaf) return false;  // nobody can tell it
-  GT_PROBE("keeper.process_goes_on");
   const RankPtr process = it->process;
+  if (!start.waits && (process->deaf || !process->released)) return false;  // nobody can tell it
   kept_.erase(it);
+  if (start.waits) {
+    WaitOn(process, generation, start);
+    return true;
+  }
+  GT_PROBE("keeper.process_goes_on");
   generation.ranks[start.rank].process = process;
   Connect(process, start.generation, start.rank);
   Tell(keeper::Started{start.generation, start.rank, process->pid, 1});
   ranks_.GoOn(process, start.generation, start.rank, std::atoi(Variable(start, "WORLD_SIZE").c_str()),
               TimelineOf(generation.begin));
   return true;
+}
+
+// It waits beside another generation.
+void KeeperModel::WaitOn(const RankPtr& process, Generation& generation, const keeper::StartRank& start) {
+  GT_PROBE("keeper.process_waits_on");
+  generation.ranks[start.rank].process = process;
+  process->kept = false;
+  process->generation = start.generation;
+  process->rank = start.rank;
+  Connect(process, start.generation, start.rank);
+  checker_.WaitsOn(*process);
+  Tell(keeper::Started{start.generation, start.rank, process->pid, 1});
+  if (IsReady(*process)) Tell(keeper::Ready{start.generation, start.rank});
 }
 
 // Ends those that were in no generation later than this.
@@ -335,10 +372,10 @@ void KeeperModel::KeptDied(const RankPtr& process) {
   kernel_.After(20 * kMs, [self = shared_from_this()] { self->Advance(0); });
 }
 
-std::vector<keeper::Kept> KeeperModel::ListKept() const {
+std::vector<keeper::Kept> KeeperModel::ListKept(bool ready) const {
   std::vector<keeper::Kept> list;
   for (const Waiting& waiting : kept_) {
-    if (!waiting.ending) list.push_back(waiting.process->born);
+    if (!waiting.ending && waiting.process->released == ready) list.push_back(waiting.process->born);
   }
   return list;
 }
@@ -393,8 +430,9 @@ void KeeperModel::End(uint64_t number, Generation& generation, const How& how) {
   const std::vector<RankPtr> processes = [&] {
     std::vector<RankPtr> list;
     for (auto& [which, rank] : generation.ranks) {
-      const bool spared = generation.keep && rank.process->stays && rank.process->alive;
-      if (spared && !rank.process->asked_to_end) ranks_.Revoke(rank.process);
+      const RankProcess& process = *rank.process;
+      const bool spared = generation.keep && (process.stays || process.waits) && process.alive;
+      if (spared && !process.waits && !process.asked_to_end) ranks_.Revoke(rank.process);
       if (spared) continue;
       list.push_back(rank.process);
     }
@@ -445,7 +483,8 @@ void KeeperModel::Advance(uint64_t number) {
     Generation& generation = it->second;
     const bool let_go = std::ranges::all_of(generation.ranks, [](const auto& item) {
       const RankProcess& process = *item.second.process;
-      return item.second.exit || (process.released && !process.termed);
+      const bool lets_go = process.released || (process.waits && process.alive);
+      return item.second.exit || (lets_go && !process.termed);
     });
     if (generation.phase == Phase::kEnding && generation.keep && let_go) Take(generation);
     const bool exited = std::all_of(generation.ranks.begin(), generation.ranks.end(),

@@ -58,7 +58,7 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
 
   void Tell(keeper::Report report);
   void TellGone(uint64_t number, bool clean, const std::string& message);
-  std::vector<keeper::Kept> ListKept() const;
+  std::vector<keeper::Kept> ListKept(bool ready) const;
   keeper::State Describe() const;
   void PrepareStart(Generation& generation, const keeper::StartRank& start);
   void Start(Generation& generation, const keeper::StartRank& start);
@@ -68,6 +68,8 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   void EndKept(uint64_t generation, int64_t grace);
   void KeptDied(const RankPtr& process);
   void Released(const RankPtr& process);
+  void ComesUp(const RankPtr& process);
+  void WaitOn(const RankPtr& process, Generation& generation, const keeper::StartRank& start);
   void Relay(uint64_t generation, int rank, const std::string& json);
   void Exited(uint64_t generation, int rank, keeper::Exited exit);
   void End(uint64_t number, Generation& generation, const How& how);

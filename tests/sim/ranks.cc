@@ -30,7 +30,7 @@ RankPtr Ranks::Random() {
 }
 
 bool IsOf(const RankProcess& rank, const Gang& gang) {
-  return rank.generation == gang.generation && !rank.kept;
+  return rank.generation == gang.generation && !rank.kept && !rank.waits;
 }
 
 Gang& Ranks::GangOf(const RankProcess& rank, int world, uint64_t timeline) {
@@ -67,6 +67,31 @@ RankPtr Ranks::Spawn(RankPtr rank, int world, uint64_t timeline) {
   return rank;
 }
 
+void Ranks::SpawnBeside(const RankPtr& rank, int world) {
+  rank->pid = next_pid_++;
+  rank->born = {rank->generation, rank->rank};
+  rank->waits = true;
+  const Program& program = ProgramOf(rank->job);
+  if (program.sdk) rank->worker.emplace(world);
+  checker_.StartsBeside(*rank);
+  living_[rank->pid] = rank;
+  if (kernel_.rng.Chance(program.crash_at_start)) {
+    kernel_.After(kernel_.Between(0, program.startup),
+                  [this, rank] { KillProcess(rank, keeper::Cause::kExited, 3, 0); });
+  }
+  ComeUp(rank, program.startup / 2 + kernel_.Between(0, program.startup));
+}
+
+// Wherever it waits by then.
+void Ranks::ComeUp(const RankPtr& rank, int64_t delay) {
+  kernel_.After(delay, [this, rank] {
+    if (!rank->alive || rank->stuck || rank->hung || rank->asked_to_end || !rank->waits) return;
+    if (rank->frozen) return ComeUp(rank, kSec);
+    rank->stays = rank->in_place && ProgramOf(rank->job).stays && rank->worker.has_value();
+    if (rank->let_go) rank->let_go();
+  });
+}
+
 void Ranks::Join(const RankPtr& rank) {
   Do(rank, rank->worker->Step(
                core::WorkerJoin{absl::StrCat(rank->job.value, "/", rank->generation, "/", rank->rank)},
@@ -97,7 +122,7 @@ void Ranks::GoOn(const RankPtr& rank, uint64_t generation, int number, int world
                " rank ", rank->rank, " on m", rank->machine, " goes on as g", generation, " rank ", number);
   rank->generation = generation;
   rank->rank = number;
-  rank->kept = rank->released = rank->over = rank->asked_to_end = rank->up = false;
+  rank->kept = rank->released = rank->over = rank->asked_to_end = rank->up = rank->waits = false;
   rank->worker.emplace(world);
   Gang& gang = GangOf(*rank, world, timeline);
   checker_.RankGoesOn(*rank, gang);

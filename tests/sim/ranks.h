@@ -59,6 +59,7 @@ struct RankProcess {
   bool stays = false;               // it has said that it can go on in another generation
   bool termed = false;              // it got SIGTERM, and can go on no more
   bool released = false;            // nothing that it says belongs to its generation any more
+  bool waits = false;               // it comes up beside its generation, and is in no gang
   bool kept = false;                // it waits between two generations
   bool deaf = false;                // its connection to its keeper is gone
   int64_t step = -1;                // the newest one that it has in memory; only where it stays
@@ -103,6 +104,8 @@ class Ranks {
   std::function<bool(int, int)> reachable = [](int, int) { return true; };
 
   RankPtr Spawn(RankPtr rank, int world, uint64_t timeline);
+  // A process that comes up beside its generation. Later it lets go, as one that waits for the next one.
+  void SpawnBeside(const RankPtr& rank, int world);
   // A process that stays hears that its generation is over.
   void Revoke(const RankPtr& rank);
   // A kept process is that rank of that generation from now on.
@@ -129,6 +132,7 @@ class Ranks {
  private:
   const Program& ProgramOf(const JobId& job);
   Gang& GangOf(const RankProcess& rank, int world, uint64_t timeline);
+  void ComeUp(const RankPtr& rank, int64_t delay);
   void Join(const RankPtr& rank);
   void Rejoin(const RankPtr& rank, int64_t delay);
   void LetGo(const RankPtr& rank, int64_t delay);

@@ -132,13 +132,17 @@ class Runner {
 
   void Nodes() { Boot(Number(line_.Word(1)), Number(line_.Option("cpus", "4")), 1); }
 
-  // submit NAME ranks=N [cpus=N] [sdk=yes] [steps=N] [save_every=N] [in-place=yes]; does not wait for the
+  // submit NAME ranks=N|MIN-MAX [cpus=N] [sdk=yes] [steps=N] [save_every=N] [in-place=yes] [startup=TIME]; does not wait for the
   // answer
   void Submit() {
     const std::string name = line_.Word(1);
     const bool in_place = line_.Option("in-place", "no") == "yes";
+    const std::pair<std::string, std::string> range = absl::StrSplit(line_.Option("ranks", "1"), '-');
+    const std::string ranks = range.second.empty()
+                                  ? range.first
+                                  : absl::StrCat("{min: ", range.first, ", max: ", range.second, "}");
     const std::string text =
-        absl::StrCat("name: ", name, "\nrun: train\nranks: ", line_.Option("ranks", "1"),
+        absl::StrCat("name: ", name, "\nrun: train\nranks: ", ranks,
                      "\nresources: {cpus: ", line_.Option("cpus", "1"), "}\nstop_grace: 5s\n",
                      in_place ? "elastic: {mode: in-place}\n" : "");
     Program program;
@@ -146,7 +150,7 @@ class Runner {
     program.sdk = line_.Option("sdk", "yes") == "yes";
     program.steps = Number(line_.Option("steps", "0"));
     program.step_time = 2 * kSec;
-    program.startup = kSec;
+    program.startup = Time(line_.Option("startup", "1s"));
     program.ignores_term = 0;
     program.checkpoint_every = Number(line_.Option("save_every", "0"));
     jobs_[name] = JobId(absl::StrCat(name, "-", ++submitted_));
@@ -251,7 +255,7 @@ class Runner {
     }
   }
 
-  // rank JOB R crash | hang | freeze TIME
+  // rank JOB R crash | kill | hang | freeze TIME
   void RankIs() {
     const auto state = State(line_.Word(1));
     Gang* gang = state ? world_->ranks.FindGang(state->id, state->generation.value) : nullptr;
@@ -259,7 +263,8 @@ class Runner {
     if (gang == nullptr || !gang->ranks.contains(rank)) return Wrong("no such rank");
     if (line_.Word(3) == "freeze") return world_->ranks.Freeze(gang->ranks.at(rank), Time(line_.Word(4)));
     if (line_.Word(3) == "hang") return world_->ranks.Hang(gang->ranks.at(rank));
-    world_->ranks.KillProcess(gang->ranks.at(rank), keeper::Cause::kSignal, 0, 11);
+    world_->ranks.KillProcess(gang->ranks.at(rank), keeper::Cause::kSignal, 0,
+                              line_.Word(3) == "kill" ? 9 : 11);
   }
 
   // stale nI revoke JOB generation=N epoch=N: the word of a head that does not know that another serves

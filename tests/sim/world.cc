@@ -347,7 +347,9 @@ bool World::TrulyWaiting(const core::HeadSnapshot::Job& waiting) {
     }
     if (job.generation <= job.revoked && job.unreleased.empty()) continue;
     const spec::JobSpec* other = SpecOf(job.spec_text);
-    for (const core::RankPlace& rank : job.grant->ranks) free[rank.node] -= other->resources.cpus.value_or(1);
+    for (const auto* ranks : {&job.grant->ranks, &job.grant->waiting}) {
+      for (const core::RankPlace& rank : *ranks) free[rank.node] -= other->resources.cpus.value_or(1);
+    }
   }
   int room = 0;
   for (const auto& [node, cpus] : free) room += std::max(0, cpus) / need;

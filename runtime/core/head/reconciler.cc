@@ -161,7 +161,8 @@ void Reconciler::SettleMissing(Job& job, const Node& node, bool new_incarnation,
   const auto waits_here = [&](const RankPlace& place) { return place.node == id; };
   if (!missing && std::ranges::any_of(job.record.grant->waiting, waits_here)) {
     faults_.RanksLost(job, node, "what was to join is gone", now);
-    return grants_.SendGrant(job, {id});  // they are started again, or were never
+    if (job.Live()) grants_.SendGrant(job, {id});  // they are started again, or were never
+    return;
   }
   if (!missing) return;
   if (!recovery_.Settled(now)) return recovery_.JudgeLater(job.record.id, id);
