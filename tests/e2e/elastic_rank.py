@@ -1,10 +1,18 @@
 """One rank of elastic_test.py: adds the ranks' numbers at each step, and keeps its process from generation to generation.
 
+With --late, a process that is started after the first generation comes up when there is DIR/come; with a word in it, it ends.
 DIR/life.PID has a line for each generation that the process joined: generation, rank, ranks, the step it had before, that
 at which it went on, seconds since it heard that the generation before was over. DIR/step.PID has the last step."""
 import os
 import sys
 import time
+
+if '--late' in sys.argv and os.environ['GTRAIN_GENERATION'] != '1':
+    while not os.path.exists(os.path.join(sys.argv[1], 'come')):
+        time.sleep(0.01)
+    with open(os.path.join(sys.argv[1], 'come')) as come:
+        if word := come.read():
+            sys.exit(word)
 
 import numpy as np
 

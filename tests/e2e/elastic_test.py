@@ -1,4 +1,5 @@
 """`elastic: {mode: in-place}`: who survives keeps its process, whoever else dies."""
+import glob
 import os
 import random
 import signal
@@ -76,6 +77,80 @@ class ElasticTest(harness.GtrainTest):
               f'median, {max(waits) * 1000:.0f} ms at most', flush=True)
         self.finish('stays')
         self.end_local_cluster()
+
+    def launch_four(self, name, extra=''):
+        """A job of two to four ranks, with four."""
+        self.launch(name, '{min: 2, max: 4}', 'in-place', 0.01, extra, '--late')
+        self.await_members(2)
+        self.gtrain('scale', '-n', '4', name, '--now')
+        self.let_come()
+        self.await_members(4)
+        os.unlink(os.path.join(self.out, 'come'))
+        self.await_steps(5)
+        wait_until('a step of all four', lambda: self.job(name)['step'] and self.job(name)['world_size'] == 4 and
+                   all(rank['step'] for rank in self.job(name)['ranks']))
+
+    def let_come(self, word=''):
+        with open(os.path.join(self.out, 'new'), 'w') as out:
+            out.write(word)
+        os.rename(os.path.join(self.out, 'new'), os.path.join(self.out, 'come'))
+
+    def newcomers(self, name):
+        return [rank for rank in self.job(name)['ranks'] if rank['rank'] >= self.job(name)['world_size']]
+
+    def test_survivors_go_on_alone_and_who_comes_up_joins(self):
+        """P1: nobody waits for a process to start; one that is on its way waits on when another rank is lost."""
+        self.launch_four('alone')
+        before = self.await_members(4)
+        os.kill(before[0], signal.SIGKILL)
+        three = self.await_members(3, but=[before[0]])
+        self.assertLess(set(three.values()), set(before.values()), 'the survivors')
+        self.await_steps(10)
+        one = wait_until('a process beside them', lambda: [rank['pid'] for rank in self.newcomers('alone') if rank['pid']])
+        self.assertEqual(self.newcomers('alone')[0]['state'], 'starting')
+        os.kill(three[1], signal.SIGKILL)
+        self.await_members(2, but=[before[0], three[1]])
+        self.await_steps(10)
+        two = wait_until('two processes beside them', lambda: (lambda pids: len(pids) == 2 and pids)(
+            [rank['pid'] for rank in self.newcomers('alone') if rank['pid']]))
+        self.assertIn(one[0], two, 'the first one was not started anew')
+        self.let_come()
+        after = self.await_members(4)
+        self.assertLess(set(two), set(after.values()))
+        self.await_steps(10)
+        self.assertEqual(self.newcomers('alone'), [])
+        self.finish('alone')
+        self.end_local_cluster()
+
+    def test_who_does_not_come_up_holds_nobody_up(self):
+        self.launch_four('broken')
+        before = self.await_members(4)
+        os.kill(before[2], signal.SIGKILL)
+        self.await_members(3, but=[before[2]])
+        generation = self.job('broken')['generation']
+        first = wait_until('a process beside them', lambda: [rank['pid'] for rank in self.newcomers('broken') if rank['pid']])
+        self.let_come('this process does not come up')
+        wait_until('its end', lambda: [rank['state'] for rank in self.newcomers('broken')] == ['exited'])
+        self.await_steps(20)
+        job = self.job('broken')
+        self.assertEqual((job['state'], job['generation'], job['restarts']), ('RUNNING', generation, 1))
+        events = self.read(glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'events.jsonl'))[0])
+        self.assertRegex(events, 'rank 3 on .*exit code 1; it came up to join the others')
+        os.unlink(os.path.join(self.out, 'come'))
+        wait_until('another try', lambda: [rank['pid'] for rank in self.newcomers('broken') if rank['pid'] not in (0, first[0])])
+        self.let_come()
+        self.await_members(4)
+        self.finish('broken')
+
+    def test_a_stop_does_not_wait_for_who_waits(self):
+        self.launch_four('halted', 'stop_grace: 10m\n')
+        before = self.await_members(4)
+        os.kill(before[2], signal.SIGKILL)
+        self.await_members(3, but=[before[2]])
+        pids = wait_until('a process beside them', lambda: [rank['pid'] for rank in self.newcomers('halted') if rank['pid']])
+        self.gtrain('stop', 'halted')
+        self.wait_for_state('halted', 'CANCELLED')
+        wait_until('nobody is left', lambda: not any(map(harness.alive, [*before.values(), *pids])))
 
     def test_a_job_that_restarts_keeps_nobody(self):
         self.launch('again', mode='restart')
@@ -162,7 +237,7 @@ class ElasticRunTest(harness.GtrainTest):
     def weights(self):
         return [tuple(map(float, self.read(name).split())) for name in os.listdir(self.out) if name.startswith('weights.')]
 
-    def check_ledger(self, killed):
+    def check_ledger(self, killed, least=4):
         """Each sample of an epoch once; no process made a step twice, and who was there made every step up to its end."""
         by_step = {}
         for pid, lines in self.trained().items():
@@ -184,12 +259,16 @@ class ElasticRunTest(harness.GtrainTest):
                     counts[sample] = counts.get(sample, 0) + 1
             self.assertEqual(max(counts.values()), 1, f'a sample of epoch {epoch} was trained twice')
             missing += self.SAMPLES - len(counts)
-        self.assertLessEqual(missing, killed * self.BATCH / 4 + killed)
+        self.assertLessEqual(missing, killed * self.BATCH / least + killed)
 
-    def run_with_kills(self, name, kills, **options):
+    def run_with_kills(self, name, kills, scale=None, **options):
         seed = random.SystemRandom().randrange(1 << 32)
         rng = random.Random(seed)
         self.launch(name, **options)
+        if scale:
+            self.gtrain('scale', '-n', str(scale), name, '--now')
+            wait_until(f'{scale} ranks that step', lambda: (lambda ranks: len(ranks) == scale and all(rank['step'] for rank in ranks))(
+                self.job(name)['ranks']))
         killed = 0
         while killed < kills:
             at = self.step()
@@ -216,6 +295,20 @@ class ElasticRunTest(harness.GtrainTest):
         newest = {lines[-1][0] for pid, lines in self.trained().items() if f'weights.{pid}' in os.listdir(self.out)}
         self.assertEqual(newest, {status['generation']}, 'a process knows in which generation it is')
         print(f'\n{killed} kills; {status.get("restarts")} charged', flush=True)
+
+    def test_no_step_and_no_sample_is_lost_where_survivors_go_on_alone(self):
+        """P1, N7: generations of two, three and four ranks, in which processes come up beside the others and join."""
+        killed = self.run_with_kills('shrinks', soak(200, 10), scale=4, ranks='{min: 2, max: 4}', pause=20)
+        self.check_ledger(killed, least=2)
+        weights = self.weights()
+        self.assertGreaterEqual(len(weights), 2)
+        self.assertEqual(len(set(weights)), 1, 'bit for bit the same on all ranks')
+        self.assertAlmostEqual(weights[0][0], 3, 4)
+        self.assertAlmostEqual(weights[0][1], -2, 4)
+        self.assertGreaterEqual(killed, 5)
+        sizes = [len({tuple(line[2]) for lines in self.trained().values() for line in lines if line[1] == step})
+                 for step in range(1, self.step() + 1)]
+        self.assertIn(3, sizes, 'three went on alone')
 
     def test_everybody_dies_and_the_checkpoint_goes_on(self):
         """In place as far as memory goes, then the newest checkpoint: with the keeper all processes of the machine are gone."""
