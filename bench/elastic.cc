@@ -1,7 +1,9 @@
 // bench_elastic: how long training stands still when one of its four ranks is killed (kill -9), from the kill
-// until all ranks, the new one too, have made the update of another step. A program of gtrain::Elastic in a
-// job with `elastic: {mode: in-place}`; beside it the same program in a job that restarts from checkpoints,
-// and a program of torch.distributed under torchrun (Debian's), which restarts all ranks.
+// until all ranks have made the update of another step. A program of gtrain::Elastic in a job with `elastic:
+// {mode: in-place}`: with `ranks: {min: 3, max: 4}`, where the three that are left go on alone and the fourth
+// joins them later, and with `ranks: 4`, where they wait for it. Beside it the same program in a job that
+// restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
+// ranks; there, too, all four count.
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -89,20 +91,27 @@ absl::StatusOr<std::vector<pid_t>> AwaitMembers(const fs::path& folder, int step
       absl::StrCat("not all ranks in ", folder.string(), " step within ", absl::FormatDuration(kPatience)));
 }
 
-// From the kill of one rank until the last of all has made an update in a newer generation, in milliseconds.
-absl::StatusOr<double> KillOne(const fs::path& folder, Rng& rng) {
-  GT_ASSIGN_OR_RETURN(const std::vector<pid_t> before, AwaitMembers(folder, 30, 0));
+enum class Until { kAllStep, kSurvivorsStep };
+
+// From the kill of one rank until the last of all, or of those that survived, has made an update in a newer
+// generation, in milliseconds.
+absl::StatusOr<double> KillOne(const fs::path& folder, Until until, Rng& rng) {
+  GT_ASSIGN_OR_RETURN(std::vector<pid_t> before, AwaitMembers(folder, 30, 0));
   const pid_t victim = before[rng.Below(before.size())];
+  const int old = ReadUpdates(folder).at(victim).back().generation;
   const int64_t killed_ns = NowNs();
   kill(victim, SIGKILL);
   GT_ASSIGN_OR_RETURN(const std::vector<pid_t> after, AwaitMembers(folder, 1, victim));
   const auto updates = ReadUpdates(folder);
+  std::erase(before, victim);
   int newest = 0;
   for (const pid_t pid : after) newest = std::max(newest, updates.at(pid).back().generation);
+  const bool alone = until == Until::kSurvivorsStep;
   int64_t last_ns = killed_ns;
-  for (const pid_t pid : after) {
-    const auto first =
-        std::ranges::find_if(updates.at(pid), [&](const Applied& one) { return one.generation == newest; });
+  for (const pid_t pid : alone ? before : after) {
+    const auto first = std::ranges::find_if(updates.at(pid), [&](const Applied& one) {
+      return alone ? one.generation > old : one.generation == newest;
+    });
     last_ns = std::max(last_ns, first->at_ns);
   }
   return static_cast<double>(last_ns - killed_ns) / 1e6;
@@ -119,16 +128,18 @@ class Bench {
   void Stop() { cluster_.Stop(); }
   bool HasTorch() const { return Run({kPython, "-c", "import torch.distributed.run"}).ok(); }
 
-  absl::StatusOr<double> Ours(const std::string& mode) {
+  absl::StatusOr<double> Ours(const std::string& mode, Until until = Until::kAllStep) {
+    const bool alone = until == Until::kSurvivorsStep;
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string job = folder / "job.yaml";
     std::ofstream(job) << "name: " << mode << "\nrun: [" << rank_.string() << ", " << folder.string()
-                       << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << kRanks
+                       << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << (alone ? "{min: 3, max: 4}" : "4")
                        << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
                        << "resources: {cpus: 1, oversubscribe: true}\ncheckpoint: {uri: " << folder.string()
                        << "/ckpt, every: 20 steps}\n";
     GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", job}));
-    absl::StatusOr<double> took = KillOne(folder, rng_);
+    if (alone) GT_RETURN_IF_ERROR(GrowToFour(mode));
+    absl::StatusOr<double> took = KillOne(folder, until, rng_);
     const absl::Status stopped = Run({cluster_.gtrain(), "stop", mode, "--now"});
     return took.ok() && !stopped.ok() ? stopped : took;
   }
@@ -143,13 +154,18 @@ class Bench {
                                              (folder / "log").string(), " --monitor_interval ", interval, " ",
                                              peer_.string(), " ", folder.string(), " ", kPauseMs);
     GT_ASSIGN_OR_RETURN(const pid_t torchrun, Spawn(absl::StrSplit(command, ' ')));
-    absl::StatusOr<double> took = KillOne(folder, rng_);
+    absl::StatusOr<double> took = KillOne(folder, Until::kAllStep, rng_);
     kill(torchrun, SIGTERM);
     WaitFor(torchrun, "torchrun").IgnoreError();  // it says that it was ended
     return took;
   }
 
  private:
+  // CPUs are shared for the sake of the least number of ranks, so a person has to ask for the fourth.
+  absl::Status GrowToFour(const std::string& job) {
+    return Run({cluster_.gtrain(), "scale", "-n", absl::StrCat(kRanks), "--now", job});
+  }
+
   absl::StatusOr<fs::path> Folder() {
     const fs::path folder = fs::path(cluster_.home().path()) / absl::StrCat("run-", ++runs_);
     std::error_code error;
@@ -169,8 +185,11 @@ int Main(const Options& options) {
     std::fprintf(stderr, "bench_elastic: %s\n", started.ToString().c_str());
     return 1;
   }
-  Comparison comparison{
-      "a rank of four is killed: until all step on", "ms", [&] { return bench.Ours("in-place"); }, {}};
+  Comparison comparison{"a rank of four is killed: until the others step on",
+                        "ms",
+                        [&] { return bench.Ours("in-place", Until::kSurvivorsStep); },
+                        {}};
+  comparison.peers.push_back({"in place, until all four step", [&] { return bench.Ours("in-place"); }});
   comparison.peers.push_back({"gtrain, elastic.mode restart", [&] { return bench.Ours("restart"); }});
   if (bench.HasTorch()) {
     comparison.peers.push_back({"torchrun --monitor_interval 0.1", [&] { return bench.Torchrun("0.1"); }});

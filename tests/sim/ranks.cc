@@ -164,6 +164,7 @@ void Ranks::Freeze(const RankPtr& rank, int64_t duration) {
   kernel_.Note(0xF4EE, "process ", rank->pid, " stands still for ", duration / kMs, " ms");
   kernel_.After(duration, [this, rank] {
     rank->frozen = false;
+    rank->thawed_at = kernel_.now();
     for (const std::string& text : std::exchange(rank->unread, {})) FromAgent(rank, text);
   });
 }

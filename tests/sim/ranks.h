@@ -52,6 +52,7 @@ struct RankProcess {
   bool asked_to_end = false;
   bool over = false;                // knows that its generation is
   bool frozen = false;              // stands still for a while, as its cgroup or its machine does
+  int64_t thawed_at = -1;
   std::vector<std::string> unread;  // what came down meanwhile
   bool lies = false;                // reports steps it did not make
   keeper::Kept born;                // the rank as which it was started

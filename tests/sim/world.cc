@@ -74,9 +74,12 @@ World::World(uint64_t seed, const Profile& chosen)
   ranks.reachable = [this, cut_after](int a, int b) { return !cut_after(a, b, kernel.now()); };
   checker.somebody_hangs = [this](const JobId& job, uint64_t generation) {
     const auto gang = ranks.gangs().find({job, generation});
-    return gang != ranks.gangs().end() && std::ranges::any_of(gang->second.ranks, [](const auto& item) {
-             return item.second->hung || item.second->frozen;
-           });
+    // What it says once it moves again takes a while to get to the head.
+    const auto hangs = [this](const auto& item) {
+      const RankProcess& rank = *item.second;
+      return rank.hung || rank.frozen || (rank.thawed_at >= 0 && kernel.now() - rank.thawed_at < 5 * kSec);
+    };
+    return gang != ranks.gangs().end() && std::ranges::any_of(gang->second.ranks, hangs);
   };
   checker.link_was_cut = [this, cut_after](const NodeId& a, const NodeId& b, int64_t then) {
     for (const auto& one : machines) {

@@ -112,6 +112,7 @@ void HeadState::TakeOff(absl::Duration slept, Instant now) {
   for (auto& [id, job] : model_.jobs) {
     if (job.start_deadline) *job.start_deadline = *job.start_deadline + slept;
     if (job.return_deadline) *job.return_deadline = *job.return_deadline + slept;
+    if (job.running_since) *job.running_since = std::min(now, *job.running_since + slept);
     for (WaitingRank& one : job.waiting) one.since = std::min(now, one.since + slept);
     if (job.gone_deadline) *job.gone_deadline = *job.gone_deadline + slept;
     if (job.progress_at) *job.progress_at = std::min(now, *job.progress_at + slept);

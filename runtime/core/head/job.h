@@ -141,6 +141,7 @@ struct Job {
   std::map<NodeId, std::vector<ProcessId>> kept;    // processes that wait there for the next generation
   std::map<NodeId, std::vector<ProcessId>> coming;  // likewise, and have not come up
   std::vector<WaitingRank> waiting;                 // as GenerationGrant::waiting
+  std::optional<Instant> running_since;             // all of its ranks have started
   std::optional<Instant> join_at;                   // those that have come up join then, whoever else has not
   int join_failures = 0;                            // in a row
   std::optional<Instant> keep_until;              // no longer, where no room is found

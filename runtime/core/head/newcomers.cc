@@ -15,6 +15,8 @@ namespace {
 constexpr absl::Duration kJoinBatch = absl::Seconds(10);
 constexpr absl::Duration kTryAgain = absl::Seconds(15);
 constexpr int kDoublingsMax = 6;
+// A generation of a program that reports no steps is given so long before it is re-formed.
+constexpr absl::Duration kStepsBy = absl::Seconds(5);
 
 WaitingRank* Find(Job& job, int number) {
   const size_t index = static_cast<size_t>(number) - job.ranks.size();
@@ -26,6 +28,11 @@ bool IsReady(const WaitingRank& one) { return !one.over && one.status.state == R
 // Only of a generation whose ranks all run and none of which is about to end by itself.
 bool MayReform(const Job& job) {
   return job.Live() && job.record.state == JobState::kRunning && job.record.exits.empty() && !job.leave;
+}
+
+// Each generation makes a step: else those that go on would stand still for as long as others come.
+Instant MayReformFrom(const Job& job) {
+  return job.low_step || !job.running_since ? Instant() : *job.running_since + kStepsBy;
 }
 
 }  // namespace
@@ -82,10 +89,11 @@ void Newcomers::Consider(Job& job, Instant now) {
     open += one.over ? 0 : 1;
     ready += IsReady(one) ? 1 : 0;
   }
-  if (ready > 0 && ready == open) return Join(job, ready, now);
   if (ready > 0 && !job.join_at) job.join_at = now + kJoinBatch;
   if (open == 0 && !job.join_at)
     job.join_at = now + kTryAgain * (1 << std::min(job.join_failures++, kDoublingsMax));
+  if (ready > 0 && ready == open) job.join_at = now;
+  if (job.join_at) job.join_at = std::max(*job.join_at, MayReformFrom(job));
   if (job.join_at && *job.join_at <= now) Join(job, ready, now);
 }
 

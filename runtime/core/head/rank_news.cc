@@ -77,6 +77,7 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   progress_.MeasurePace(*job, rank);
   progress_.UpdateProgress(*job, now);
   RunningIfAllStarted(*job, now);
+  if (!job->waiting.empty() && status.step) newcomers_.Consider(*job, now);
 }
 
 // Once a generation. A loss that is not a number stays in what status says; training goes on, for whether
@@ -119,8 +120,7 @@ void RankNews::RunningIfAllStarted(Job& job, Instant now) {
   if (job.return_deadline) job.return_deadline = std::max(*job.return_deadline, now + config_.return_timeout);
   job.progress_at = now;
   life_.Move(job, JobState::kRunning, sizing_.RunningReason(job));
-  newcomers_.Consider(job, now);
-  if (!job.Live()) return;
+  job.running_since = now;
   // A person did not want to wait for a checkpoint, and the ranks had not all started then.
   if (job.sizing.at_once && job.record.exits.size() < job.ranks.size()) sizing_.Resize(job, now);
 }
