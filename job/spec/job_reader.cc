@@ -512,9 +512,7 @@ void JobReader::ReadElastic(const Node& node) {
                 }},
                {"spares",
                 [this](const Node& n) {
-                  const auto spares = values_.Int(n, "elastic.spares", 0, kRanksMax);
-                  if (spares.value_or(0) > 0)
-                    Refuse(n, "elastic.spares", "hot spares are not built yet; write `spares: 0`");
+                  spec_.spares = static_cast<int>(values_.Int(n, "elastic.spares", 0, kRanksMax).value_or(0));
                 }},
                {"global_batch", [this](const Node& n) {
                   if (values_.Int(n, "elastic.global_batch", 1, int64_t{1} << 40)) {
@@ -522,6 +520,9 @@ void JobReader::ReadElastic(const Node& node) {
                            "keeping the global batch while the job's size changes is not built yet");
                   }
                 }}});
+  if (spec_.spares > 0 && !spec_.in_place)
+    Refuse(node, "elastic.spares",
+           "a spare is a process that waits to go on in the place of another: that needs `mode: in-place`");
 }
 
 void JobReader::ReadCheckpointUri(const Node& node) {

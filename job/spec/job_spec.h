@@ -165,6 +165,8 @@ struct JobSpec {
   absl::Duration stop_grace = absl::Seconds(30);
   Overlap overlap = Overlap::kWait;
   bool in_place = false;  // elastic.mode: processes that can, go on in the next generation
+  // Beside the ranks, in what the job counts; with in_place.
+  int spares = 0;
   std::optional<absl::Duration> time_limit;
   std::map<std::string, std::string> labels;
   int priority = 0;

@@ -356,7 +356,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     NotBuiltYet, FileErrors,
     ::testing::Values(
-        ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "hot spares are not built yet"},
+        ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "that needs `mode: in-place`"},
         ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: none, replicas: 1}\n", "there is nothing to copy"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: ram}\n", "is neither `memory`"},

@@ -245,7 +245,8 @@ std::string PrintJob(const JobSpec& spec) {
   PrintPreempt(spec.preempt, out);
   if (spec.stop_grace != defaults.stop_grace)
     absl::StrAppend(&out, "stop_grace: ", PrintDuration(spec.stop_grace), "\n");
-  if (spec.in_place) absl::StrAppend(&out, "elastic: {mode: in-place}\n");
+  const std::string spares = spec.spares > 0 ? absl::StrCat(", spares: ", spec.spares) : "";
+  if (spec.in_place) absl::StrAppend(&out, "elastic: {mode: in-place", spares, "}\n");
   if (spec.overlap == Overlap::kAllow) absl::StrAppend(&out, "overlap: allow\n");
   if (spec.time_limit) absl::StrAppend(&out, "limits:\n  time: ", PrintDuration(*spec.time_limit), "\n");
   PrintLabels("labels", "", spec.labels, out);

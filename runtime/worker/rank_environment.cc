@@ -125,7 +125,8 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   GT_RETURN_IF_ERROR(reader.status());
-  if (env.world_size < 1 || env.rank < 0 || env.rank >= env.world_size) {
+  const bool waits = Optional(get, "GTRAIN_WAITS") == "1";
+  if (env.world_size < 1 || env.rank < 0 || (env.rank >= env.world_size && !waits)) {
     return absl::FailedPreconditionError(absl::StrCat("RANK ", env.rank, " of WORLD_SIZE ", env.world_size));
   }
   if (env.token.size() != sizeof(RankHello::token))

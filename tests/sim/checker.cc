@@ -822,7 +822,8 @@ void Checker::WaitsOn(const RankProcess& rank) {
 void Checker::HoldsPlace(const RankProcess& rank) {
   const std::string what = absl::StrCat("process ", rank.pid, " waits as rank ", rank.rank, " of ",
                                         G(rank.job, rank.generation), " on m", rank.machine);
-  if (++alive_[{rank.job, rank.generation, rank.rank}] > 1) kernel_.Fail("INV-2", what + ", as another does");
+  const bool another = ++alive_[{rank.job, rank.generation, rank.rank}] > 1;
+  if (another && !shares_key(rank.machine)) kernel_.Fail("INV-2", what + ", as another does");
   const GenerationTruth& truth = generations_[{rank.job, rank.generation}];
   if (truth.content == 0 || !node_on) return;  // a keeper alone, or reported already
   const size_t index = static_cast<size_t>(rank.rank) - truth.grant.ranks.size();

@@ -264,7 +264,9 @@ std::string World::DrawSpec(Program* program) {
 void World::DrawInPlace(Program* program, std::string* text) {
   if (!elastic_rng_.Chance(profile.in_place)) return;
   ++kernel.counts["job in place"];
-  absl::StrAppend(text, "elastic: {mode: in-place}\n");
+  const uint64_t spares = elastic_rng_.Chance(0.3) ? 1 + elastic_rng_.Below(2) : 0;
+  if (spares > 0) ++kernel.counts["job with spares"];
+  absl::StrAppend(text, "elastic: {mode: in-place, spares: ", spares, "}\n");
   program->stays = program->sdk && elastic_rng_.Chance(0.9);
   if (elastic_rng_.Chance(0.2)) program->letting_go = static_cast<int64_t>(elastic_rng_.Below(10 * kSec));
 }

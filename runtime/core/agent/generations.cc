@@ -213,7 +213,7 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
   for (const keeper::GenerationHeld& held : state.generations) {
     AgentGeneration& generation = Adopt(job, record, held);
     record.run_dir = generation.run_dir;
-    copies_.ShareNear(job, generation);
+    if (!record.forgotten) copies_.ShareNear(job, generation);  // else they are dropped
     if (held.generation <= record.revoked.value && !held.ending) {
       GT_PROBE("agent.revoke_keeper_never_heard");
       // A revoke that the keeper never heard: its agent died in between.
@@ -277,7 +277,29 @@ AgentGeneration& Generations::Adopt(const JobId& job, AgentJob& record, const ke
     if (!generation.IsMember(rank.rank) && info.status.state == RankState::kJoined)
       info.status.state = RankState::kRunning;
   }
+  if (!known && !generation.ended) LoseUnstarted(job, generation);
   return generation;
+}
+
+// The agent that began the generation ended before it had ordered all of its ranks, and nobody starts them any
+// more.
+void Generations::LoseUnstarted(const JobId& job, AgentGeneration& generation) {
+  const GenerationGrant& grant = generation.grant;
+  for (int number = 0; number < static_cast<int>(grant.ranks.size() + grant.waiting.size()); ++number) {
+    if (PlaceOfRank(grant, number).node != config_.node || generation.ranks.contains(number)) continue;
+    GT_PROBE("agent.rank_was_never_ordered");
+    AgentRank& info = generation.ranks[number];
+    info.status = {job, generation.generation, number};
+    info.status.state = RankState::kExited;
+    RankExit exit;
+    exit.job = job;
+    exit.generation = generation.generation;
+    exit.rank = number;
+    exit.cause = ExitCause::kLost;
+    exit.message = "the agent of its node ended before it was started";
+    info.exit = std::move(exit);
+    context_.Tell(RankExited{*info.exit});
+  }
 }
 
 void Generations::AdoptRank(const JobId& job, const keeper::GenerationHeld& held,

@@ -64,7 +64,6 @@ absl::Status AddSecrets(const AgentConfig& config, const GenerationGrant& grant,
 struct Place {
   int local_rank = 0;
   int local_world = 0;
-  int world = 0;
   int group = 0;
 };
 
@@ -73,12 +72,6 @@ Place PlaceOf(const GenerationGrant& grant, int rank) {
   const RankPlace& own = PlaceOfRank(grant, rank);
   place.local_rank = own.local_rank;
   for (const RankPlace& other : grant.ranks) place.local_world += other.node == own.node ? 1 : 0;
-  // Who waits is told of the world for which it comes up; which one it will be, its session says.
-  place.world = grant.world_size;
-  if (rank >= grant.world_size) {
-    place.world += static_cast<int>(grant.waiting.size());
-    for (const RankPlace& other : grant.waiting) place.local_world += other.node == own.node ? 1 : 0;
-  }
   for (size_t i = 0; i < grant.nodes.size(); ++i) {
     if (grant.nodes[i].node == own.node) place.group = static_cast<int>(i);
   }
@@ -87,7 +80,7 @@ Place PlaceOf(const GenerationGrant& grant, int rank) {
 
 void AddTorchrun(const GenerationGrant& grant, const spec::JobSpec& spec, int rank, const Place& place,
                  Env* env) {
-  const std::string world = absl::StrCat(place.world), local = absl::StrCat(place.local_rank);
+  const std::string world = absl::StrCat(grant.world_size), local = absl::StrCat(place.local_rank);
   const std::string local_world = absl::StrCat(place.local_world), group = absl::StrCat(place.group);
   const std::string number = absl::StrCat(rank), port = absl::StrCat(grant.master_port);
   const Env values = {
@@ -225,7 +218,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
         "GTRAIN_CHECKPOINT_MAX_ROLLBACK", "GTRAIN_CHECKPOINT_MEMORY_MAX", "GTRAIN_CHECKPOINT_NEAR",
         "GTRAIN_CHECKPOINT_NEWEST", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS",
         "GTRAIN_CHECKPOINT_SECRET", "GTRAIN_CHECKPOINT_READ_ONLY", "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
-        "GTRAIN_COMPRESSION", "GTRAIN_ELASTIC", "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS", "GTRAIN_RESUME",
+        "GTRAIN_COMPRESSION", "GTRAIN_ELASTIC", "GTRAIN_KEEPER_SOCKET", "GTRAIN_WAITS", "GTRAIN_LIVE_JOBS", "GTRAIN_RESUME",
         "GTRAIN_TAKEOVER"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
@@ -256,6 +249,8 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   };
   for (const auto& [name, value] : own) env[name] = value;
   if (spec.in_place) env["GTRAIN_ELASTIC"] = "in-place";
+  // Its RANK is none of the world: a program that would not wait for its place ends with an error.
+  if (rank >= grant.world_size) env["GTRAIN_WAITS"] = "1";
   return env;
 }
 

@@ -251,7 +251,7 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   for (const FaultRecord& fault : job.record.faults) committed = std::max(committed, fault.committed);
   if (job.checkpoint) committed = std::max(committed.value_or(job.checkpoint->step), job.checkpoint->step);
   // What processes that go on have in memory is as good as saved.
-  const bool kept = !job.kept.empty();
+  const bool kept = job.SurvivorsWait();
   if (const std::optional<int64_t> step = job.record.faults.back().step; kept && step)
     committed = std::max(committed.value_or(*step), *step);
   if (kept && committed) job.record.faults.back().progressed = true;  // who goes on is past its first step

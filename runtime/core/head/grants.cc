@@ -52,22 +52,76 @@ void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>
   }
 }
 
-// Whether `members` of the places are a job of their own, until the others have come up. A job that counts
-// nodes has whole ones.
-bool MayGoAlone(const Job& job, const std::vector<RankPlace>& places, const std::vector<bool>& members) {
-  std::map<NodeId, std::pair<int, int>> of_node;  // members and all
-  int ranks = 0;
-  for (size_t i = 0; i < places.size(); ++i) {
-    auto& [here, all] = of_node[places[i].node];
-    here += members[i] ? 1 : 0;
-    all += 1;
-    ranks += members[i] ? 1 : 0;
+// Ranks, and of each machine those that are members and all.
+struct Count {
+  std::map<NodeId, std::pair<int, int>> of_node;
+  int members = 0;
+
+  int Nodes() const {  // that have any
+    return static_cast<int>(
+        std::ranges::count_if(of_node, [](const auto& node) { return node.second.first > 0; }));
   }
-  if (ranks == 0 || ranks % job.demand.unit != 0) return false;
-  if (!job.demand.count_nodes) return ranks >= job.demand.min;
-  const auto has_any = [](const auto& node) { return node.second.first > 0; };
-  const auto is_part = [](const auto& node) { return node.second.first % node.second.second != 0; };
-  return std::ranges::none_of(of_node, is_part) && std::ranges::count_if(of_node, has_any) >= job.demand.min;
+};
+
+Count CountOf(const std::vector<RankPlace>& places, const std::vector<bool>& members) {
+  Count count;
+  for (size_t i = 0; i < places.size(); ++i) {
+    auto& [here, all] = count.of_node[places[i].node];
+    all += 1;
+    if (!members[i]) continue;
+    here += 1;
+    ++count.members;
+  }
+  return count;
+}
+
+// Whether the members are a job of their own, until the others have come up.
+bool MayGoAlone(const Job& job, const Count& count) {
+  if (count.members == 0 || count.members % job.demand.unit != 0) return false;
+  const int size = job.demand.count_nodes ? count.Nodes() : count.members;
+  return size >= job.demand.min;
+}
+
+// Adds those of the places for which `may` holds, in their order, as far as the job may have as many.
+template <class May>
+void AddMembers(const Job& job, const std::vector<RankPlace>& places, const May& may,
+                std::vector<bool>& members) {
+  Count count = CountOf(places, members);
+  int nodes = count.Nodes();
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (members[i] || !may(places[i])) continue;
+    int& here = count.of_node[places[i].node].first;
+    const bool room = job.demand.count_nodes ? here > 0 || nodes < job.demand.max : count.members < job.demand.max;
+    if (!room) continue;
+    nodes += here == 0 ? 1 : 0;
+    ++here;
+    ++count.members;
+    members[i] = true;
+  }
+}
+
+// Which of the places are members: those that were, then those that wait and could be. Where these are not
+// enough, also those where a process is to be started.
+std::vector<bool> MembersOf(const Job& job, const std::vector<RankPlace>& places) {
+  std::set<ProcessId> were;
+  if (job.record.grant) {
+    for (const RankPlace& place : job.record.grant->ranks) were.insert(ProcessOf(*job.record.grant, place.rank));
+  }
+  // A job that counts nodes has whole ones: what is left of another waits for the others there.
+  std::set<NodeId> part;
+  for (const RankPlace& place : places) {
+    if (job.demand.count_nodes && place.process.generation.value == 0) part.insert(place.node);
+  }
+  const auto goes_on = [&](const RankPlace& place) {
+    return place.process.generation.value != 0 && !part.contains(place.node);
+  };
+  std::vector<bool> members(places.size());
+  AddMembers(job, places, [&](const RankPlace& place) { return goes_on(place) && were.contains(place.process); },
+             members);
+  AddMembers(job, places, goes_on, members);
+  std::vector<bool> all = members;
+  AddMembers(job, places, [](const RankPlace&) { return true; }, all);
+  return MayGoAlone(job, CountOf(places, members)) ? members : all;
 }
 
 // Numbers ranks anew, and those of each machine.
@@ -78,18 +132,14 @@ void Number(std::vector<RankPlace>& places, int first, std::map<NodeId, int>& of
   }
 }
 
-// Which processes are the next generation, and which come up beside it: where some go on and are enough,
-// nobody waits for the others to start.
+// Which processes are the next generation, and which wait beside it: spares, and where some go on and are
+// enough, those that are to be started, so that nobody waits for them.
 void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant) {
   NameProcesses(job, job.kept, places);
-  std::vector<bool> members;
-  for (const RankPlace& place : places) members.push_back(place.process.generation.value != 0);
-  if (std::ranges::count(members, true) == std::ssize(members) || !MayGoAlone(job, places, members)) {
-    grant.ranks = std::move(places);
-    return;
-  }
-  NameProcesses(job, job.coming, places);
+  const std::vector<bool> members = MembersOf(job, places);
   for (size_t i = 0; i < places.size(); ++i) (members[i] ? grant.ranks : grant.waiting).push_back(places[i]);
+  NameProcesses(job, job.coming, grant.waiting);
+  if (grant.waiting.empty()) return;
   std::map<NodeId, int> of_node;
   Number(grant.ranks, 0, of_node);
   Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
@@ -193,10 +243,14 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.placement_reason = placement.reason;
   if (const size_t waiting = record.grant->waiting.size(); waiting > 0) {
     GT_PROBE("head.grants_beside");
+    const int world = record.grant->world_size, whole = job.RanksOf(*record.grant);
     job.placement_reason =
-        absl::StrCat(record.grant->world_size, " of ", record.grant->ranks.size() + waiting,
-                     " ranks go on, the others come up beside them (", placement.reason, ")");
-    job.sizing.planned = false;  // what was planned begins when they join
+        whole > world
+            ? absl::StrCat(world, " of ", whole, " ranks go on, the others come up beside them (",
+                           placement.reason, ")")
+            : absl::StrCat(world, " ranks, ", waiting, waiting == 1 ? " spare" : " spares", " (",
+                           placement.reason, ")");
+    if (whole > world) job.sizing.planned = false;  // what was planned begins when they join
   }
   job.sizing.goes_back = false;
   if (job.Size() == job.demand.max) job.sizing.asked = false;  // done: what is lost later, nobody asked for

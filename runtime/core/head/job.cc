@@ -1,6 +1,7 @@
 #include "runtime/core/head/job.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
@@ -29,6 +30,39 @@ const GenerationGrant* Job::GrantOf(Generation generation) const {
   if (record.grant && record.grant->generation == generation) return &*record.grant;
   const auto before = past.find(generation);
   return before == past.end() ? nullptr : &before->second;
+}
+
+int Job::SizeOf(const GenerationGrant& grant) const {
+  if (!demand.count_nodes) {
+    const int waiting = static_cast<int>(grant.waiting.size());
+    return static_cast<int>(grant.ranks.size()) + std::max(0, waiting - Spares());
+  }
+  std::set<NodeId> of_ranks;
+  for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
+  const int ranks = static_cast<int>(of_ranks.size()), all = static_cast<int>(grant.nodes.size());
+  return ranks + std::max(0, all - ranks - Spares());
+}
+
+bool Job::SurvivorsWait() const {
+  if (kept.empty() || !record.grant) return false;
+  return std::ranges::any_of(record.grant->ranks, [&](const RankPlace& place) {
+    const auto there = kept.find(place.node);
+    return there != kept.end() &&
+           std::ranges::count(there->second, ProcessOf(*record.grant, place.rank)) > 0;
+  });
+}
+
+int Job::RanksOf(const GenerationGrant& grant) const {
+  const int size = SizeOf(grant);
+  if (!demand.count_nodes) return size;
+  std::map<NodeId, int> of_node;
+  for (const auto* places : {&grant.ranks, &grant.waiting}) {
+    for (const RankPlace& place : *places) ++of_node[place.node];
+  }
+  int count = 0;
+  for (size_t i = 0; i < grant.nodes.size() && i < static_cast<size_t>(size); ++i)
+    count += of_node[grant.nodes[i].node];
+  return count;
 }
 
 const RankExit* Job::ExitOf(int rank) const {

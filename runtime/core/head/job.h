@@ -162,6 +162,8 @@ struct Job {
   std::map<Generation, GenerationGrant> past;           // for logs of earlier generations, newest 16
   std::deque<std::shared_ptr<const EmitEvent>> events;  // shared with the documents that tell them
 
+  // Some of them have the state of the generation that ended: those that came up beside it have none.
+  bool SurvivorsWait() const;
   bool ProcessesWait() const { return !kept.empty() || !coming.empty(); }
   // Between two generations, and its nodes stay its own.
   // Processes that wait for another generation have their memory and their GPUs.
@@ -187,11 +189,11 @@ struct Job {
   bool HoldsRoomOn(const NodeId& node) const { return Occupies() || Unreleased(node); }
   // The grant of one of the newest generations; nullptr: it is not remembered.
   const GenerationGrant* GrantOf(Generation generation) const;
-  // The number of ranks or of nodes, whichever the job file counts, with those that wait beside them.
-  int SizeOf(const GenerationGrant& grant) const {
-    return static_cast<int>(demand.count_nodes ? grant.nodes.size()
-                                               : grant.ranks.size() + grant.waiting.size());
-  }
+  // In what the job file counts: processes that wait although all of its ranks run.
+  int Spares() const { return (spec.spares + demand.unit - 1) / demand.unit * demand.unit; }
+  // The number of ranks or of nodes, whichever the job file counts, with those that are to join them.
+  int SizeOf(const GenerationGrant& grant) const;
+  int RanksOf(const GenerationGrant& grant) const;  // that, in ranks
   int Size() const { return SizeOf(*record.grant); }
   absl::Duration RunTime(Instant now) const {
     return run_mark ? record.run_time + (now - *run_mark) : record.run_time;

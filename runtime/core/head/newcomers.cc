@@ -30,6 +30,11 @@ bool MayReform(const Job& job) {
   return job.Live() && job.record.state == JobState::kRunning && job.record.exits.empty() && !job.leave;
 }
 
+// How many of those that wait are to join: not the spares.
+int WantedOf(const Job& job) {
+  return job.RanksOf(*job.record.grant) - job.record.grant->world_size;
+}
+
 // Each generation makes a step: else those that go on would stand still for as long as others come.
 Instant MayReformFrom(const Job& job) {
   return job.low_step || !job.running_since ? Instant() : *job.running_since + kStepsBy;
@@ -89,12 +94,13 @@ void Newcomers::Consider(Job& job, Instant now) {
     open += one.over ? 0 : 1;
     ready += IsReady(one) ? 1 : 0;
   }
-  if (ready > 0 && !job.join_at) job.join_at = now + kJoinBatch;
-  if (open == 0 && !job.join_at)
+  const int wanted = WantedOf(job);
+  if (wanted > 0 && open == 0 && !job.join_at)
     job.join_at = now + kTryAgain * (1 << std::min(job.join_failures++, kDoublingsMax));
-  if (ready > 0 && ready == open) job.join_at = now;
+  if (wanted > 0 && ready > 0 && !job.join_at) job.join_at = now + kJoinBatch;
+  if (wanted > 0 && ready > 0 && (ready == open || ready >= wanted)) job.join_at = now;
   if (job.join_at) job.join_at = std::max(*job.join_at, MayReformFrom(job));
-  if (job.join_at && *job.join_at <= now) Join(job, ready, now);
+  if (job.join_at && *job.join_at <= now) Join(job, std::min(ready, wanted), now);
 }
 
 void Newcomers::Join(Job& job, int ready, Instant now) {

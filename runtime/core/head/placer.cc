@@ -90,6 +90,12 @@ plan::Placement Placer::PlacementFor(const Job& job) const {
   if (const GenerationGrant* worked = job.GrantOf(job.sizing.worked);
       job.sizing.goes_back && worked != nullptr)
     last = worked;
+  if (const int spares = job.Spares(); spares > 0) {
+    // Who asks for a number of ranks and of spares shares CPUs for them.
+    const bool exact = demand.min == demand.max || demand.asked == demand.max;
+    demand.max += spares;
+    if (exact) demand.asked = demand.max;
+  }
   if (last != nullptr) {
     for (const RankPlace& place : last->ranks) demand.previous.push_back(place.node);
     for (const RankPlace& place : last->waiting) demand.previous.push_back(place.node);

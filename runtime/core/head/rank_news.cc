@@ -106,10 +106,10 @@ void RankNews::TakeLastWords(Job& job, RankLive& rank, const RankExit& exit, Ins
 void RankNews::OnStarted(const NodeId& node, const RanksStarted& started, Instant now) {
   Job* job = CurrentJob(node, started.job, started.generation);
   if (job == nullptr) return;
-  for (const RankPlace& place : job->record.grant->ranks) {
-    if (place.node == node) job->SetStarted(job->ranks[place.rank]);
-  }
   for (const RankStatus& status : started.ranks) OnRankStatus(node, status, now);
+  for (const RankPlace& place : job->record.grant->ranks) {  // it names none: all
+    if (started.ranks.empty() && place.node == node) job->SetStarted(job->ranks[place.rank]);
+  }
   RunningIfAllStarted(*job, now);
 }
 

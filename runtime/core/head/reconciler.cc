@@ -158,13 +158,7 @@ void Reconciler::SettleMissing(Job& job, const Node& node, bool new_incarnation,
     missing = true;
     started = started || job.ranks[place.rank].started;
   }
-  const auto waits_here = [&](const RankPlace& place) { return place.node == id; };
-  if (!missing && std::ranges::any_of(job.record.grant->waiting, waits_here)) {
-    faults_.RanksLost(job, node, "what was to join is gone", now);
-    if (job.Live()) grants_.SendGrant(job, {id});  // they are started again, or were never
-    return;
-  }
-  if (!missing) return;
+  if (!missing) return SettleMissingBeside(job, node, now);
   if (!recovery_.Settled(now)) return recovery_.JudgeLater(job.record.id, id);
   if (!started) GT_PROBE("head.grants_again");
   if (!started) return grants_.SendGrant(job, {id});  // it was lost with the connection
@@ -173,6 +167,19 @@ void Reconciler::SettleMissing(Job& job, const Node& node, bool new_incarnation,
   GT_PROBE("head.ranks_gone_at_hello");
   faults_.RanksLost(job, node, why, now);
   if (!holds_over) life_.Release(job, id, now);
+}
+
+// It has no ranks of the generation. If it should have processes that wait beside it, they have ended, or its
+// grant was lost with the connection.
+void Reconciler::SettleMissingBeside(Job& job, const Node& node, Instant now) {
+  bool waits = false, heard = false;
+  for (size_t i = 0; i < job.waiting.size(); ++i) {
+    if (job.record.grant->waiting[i].node != node.record.id) continue;
+    waits = true;
+    heard = heard || job.waiting[i].status.pid > 0 || job.waiting[i].over;
+  }
+  if (heard) return faults_.RanksLost(job, node, "what was to join is gone", now);
+  if (waits) grants_.SendGrant(job, {node.record.id});
 }
 
 }  // namespace gtrain::core

@@ -39,6 +39,7 @@ class Reconciler {
   void ReconcileNewest(Job& job, const Node& node, const Held& held, bool new_incarnation, bool holds_over,
                        Instant now);
   void SettleMissing(Job& job, const Node& node, bool new_incarnation, bool holds_over, Instant now);
+  void SettleMissingBeside(Job& job, const Node& node, Instant now);
 
   HeadContext& context_;
   HeadModel& model_;

@@ -56,6 +56,17 @@ std::string Counted(int64_t count, absl::string_view things) {  // "1 rank", "2 
 
 absl::string_view ThingsOf(const Job& job) { return job.demand.count_nodes ? "nodes" : "ranks"; }
 
+// Of a placement with room for spares: the ranks alone.
+size_t RanksIn(const Job& job, const plan::Placement& placement) {
+  if (!placement.placed) return 0;
+  if (!job.demand.count_nodes) return std::min(placement.ranks.size(), static_cast<size_t>(job.demand.max));
+  const std::set<NodeId> nodes(
+      placement.nodes.begin(),
+      placement.nodes.begin() + std::min<ptrdiff_t>(std::ssize(placement.nodes), job.demand.max));
+  return static_cast<size_t>(std::ranges::count_if(
+      placement.ranks, [&](const plan::RankSlot& slot) { return nodes.contains(slot.node); }));
+}
+
 // The loss of a machine says nothing about the size. A fault with a signature, such as a keeper that cannot
 // be started, does.
 bool MayBeOfTheSize(const FaultRecord& fault) {
@@ -128,8 +139,8 @@ int Sizing::RanksItWouldHave(const Job& job) {
   }
   placer_.CheckViews();
   const plan::Placement placement = placer_.PlacementFor(job);
-  const size_t ranks = placement.placed ? placement.ranks.size() : 0;
-  const size_t now = job.record.grant->ranks.size() + job.record.grant->waiting.size();
+  const size_t ranks = RanksIn(job, placement);
+  const size_t now = static_cast<size_t>(job.RanksOf(*job.record.grant));
   if (grows ? ranks <= now : ranks >= now) return 0;
   return TooManyFor(placement).empty() ? static_cast<int>(ranks) : 0;
 }
@@ -274,8 +285,9 @@ void Sizing::MayGrowAgain(Job& job, Instant now) {
   Want(job, sizing.wish);
   placer_.CheckViews();
   const plan::Placement placement = placer_.PlacementFor(job);
-  const bool grows = placement.placed && placement.ranks.size() > job.record.grant->ranks.size();
-  if (!grows || Tried(placement.ranks.size(), placement.nodes) == *sizing.failed) return Want(job, size);
+  const size_t ranks = RanksIn(job, placement);
+  const bool grows = ranks > job.record.grant->ranks.size();
+  if (!grows || Tried(ranks, placement.nodes) == *sizing.failed) return Want(job, size);
   GT_PROBE("head.may_grow_again");
   sizing.failed.reset();
   context_.Dirty(job);
@@ -351,8 +363,8 @@ std::string Sizing::ScaleAnswer(const Job& job, const plan::Demand& whole, const
                                 const ClientScale& scale, int size, bool starts) const {
   const JobRecord& record = job.record;
   const size_t room = !placement.placed   ? 0
-                      : whole.count_nodes ? placement.nodes.size()
-                                          : placement.ranks.size();
+                      : whole.count_nodes ? std::min(placement.nodes.size(), static_cast<size_t>(job.demand.max))
+                                          : RanksIn(job, placement);
   const char* when = !job.Live() || record.ending == Ending::kReform ? "at its next start"
                      : size == job.demand.max                        ? "has them"
                      : scale.now && starts                           ? "as soon as all its ranks run"
