@@ -108,6 +108,70 @@ TEST_F(KeeperKeptTest, AProcessThatStaysGoesOnAsAnotherRank) {
   EXPECT_FALSE(Alive(pid));
 }
 
+// Beside a generation: it is told that it waits, its end ends nothing, and it becomes a member later.
+TEST_F(KeeperKeptTest, AProcessThatComesUpBesideAGenerationJoinsALaterOne) {
+  Start();
+  client_->Send(keeper::BeginGeneration{1, 3, 1 << 20, "note"});
+  client_->Send(Rank(0, {"sleep", "600"}));
+  for (const int rank : {1, 2}) {
+    keeper::StartRank beside = Rank(rank, {"sleep", "600"});
+    beside.waits = true;
+    client_->Send(beside);
+  }
+  Pump();
+  for (int rank = 0; rank < 3; ++rank) ASSERT_NE(WaitStarted(rank), nullptr);
+  const int64_t pid = WaitStarted(1)->pid, late = WaitStarted(2)->pid;
+  const auto stays = Staying(0);
+  const auto wait = [&](FakeRank& fake, uint64_t generation, int rank, const std::string& token) {
+    fake.Hello(generation, static_cast<uint32_t>(rank), token);
+    const auto [kind, abilities] = fake.Next();
+    EXPECT_EQ(kind, kKeeperWelcome);
+    EXPECT_NE(abilities[0] & kKeeperYouWait, 0);
+    EXPECT_EQ(fake.Next().first, kKeeperRevoked) << "it is between two generations";
+  };
+  FakeRank waits(dir_);
+  wait(waits, 1, 1, Rank(1, {}).token);
+  waits.Send(kRankReleased, std::string(8, '\1'));
+  EXPECT_EQ(Wait<keeper::Ready>([](const keeper::Ready&) { return true; }, absl::Milliseconds(200)), nullptr)
+      << "who does not say that it stays cannot go on";
+  waits.Send(kRankStays, "");
+  waits.Send(kRankReleased, std::string(8, '\1'));
+  ASSERT_NE(Wait<keeper::Ready>([](const keeper::Ready& ready) { return ready.rank == 1; }), nullptr);
+  // The generation ends. Neither of them is ended, whether it has come up or not.
+  EndKeeping(1);
+  Release(*stays, 1);
+  const auto* gone = WaitGone();
+  ASSERT_NE(gone, nullptr);
+  EXPECT_THAT(gone->kept, ::testing::UnorderedElementsAre(keeper::Kept{1, 0}, keeper::Kept{1, 1}));
+  EXPECT_THAT(gone->coming, ElementsAre(keeper::Kept{1, 2}));
+  // Who has not come up cannot be a member, and waits on under another number.
+  client_->Send(keeper::BeginGeneration{2, 2, 1 << 20, "note"});
+  keeper::StartRank joins = Rank(0, {"sleep", "600"}, 2), on = Rank(1, {"sleep", "600"}, 2);
+  std::tie(joins.born, joins.born_rank) = std::pair(1, 1);
+  std::tie(on.born, on.born_rank, on.waits) = std::tuple(1, 2, true);
+  client_->Send(joins);
+  client_->Send(on);
+  Pump();
+  ASSERT_NE(WaitStarted(0, 2), nullptr);
+  EXPECT_EQ(WaitStarted(0, 2)->pid, pid);
+  ASSERT_NE(WaitStarted(1, 2), nullptr);
+  EXPECT_EQ(WaitStarted(1, 2)->pid, late);
+  for (int kind = waits.Next().first; kind != kKeeperMember; kind = waits.Next().first)
+    ASSERT_EQ(kind, kKeeperRevoked);
+  FakeRank comes(dir_);  // with the number under which it was started
+  wait(comes, 1, 2, Rank(2, {}).token);
+  comes.Send(kRankStays, "");
+  comes.Send(kRankReleased, std::string(8, '\1'));
+  ASSERT_NE(Wait<keeper::Ready>([](const keeper::Ready& ready) { return ready.generation == 2 && ready.rank == 1; }),
+            nullptr);
+  // A stop does not let it wait for who saves.
+  End(keeper::End::kStop, 600'000, 2);
+  ASSERT_NE(WaitExit(1, 2), nullptr);
+  EXPECT_TRUE(Alive(pid)) << "it may save";
+  End(keeper::End::kStopNow, 0, 2);
+  ASSERT_NE(WaitGone(2), nullptr);
+}
+
 // What a rank started for itself (data loaders) stays with it; what the others left behind is ended.
 TEST_F(KeeperKeptTest, ChildrenStayWithTheirProcess) {
   Start();

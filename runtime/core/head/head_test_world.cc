@@ -39,6 +39,7 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
     if (word == "one-per-node") spec.ranks_per_node = 1;
     if (word == "in-twos") spec.mesh = {{"tp", 2}, {"dp", std::nullopt}};
     if (word == "in-place") spec.in_place = true;
+    if (word == "spare") spec.spares = 1;
     if (word == "budget0") spec.restart.budget = 0;
     if (word == "limit60s") spec.time_limit = absl::Seconds(60);
     if (word == "copies") spec.checkpoint = {.uri = "/ckpt/" + words[0], .near = "memory", .replicas = 1};

@@ -1,0 +1,254 @@
+// Tests generations that begin without the processes that are to be started, and those that wait beside them.
+#include "runtime/core/head/newcomers.h"
+
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "gmock/gmock.h"
+#include "runtime/core/head/head_test_world.h"
+
+namespace gtrain::core {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+
+class NewcomersTest : public HeadTestWorld {
+ protected:
+  GenerationGrant Newest() const {
+    const auto grants = Sent<StartGeneration>();
+    GT_CHECK(!grants.empty());
+    return grants.back().second.grant;
+  }
+  static std::vector<ProcessId> Processes(const std::vector<RankPlace>& places) {
+    std::vector<ProcessId> processes;
+    for (const RankPlace& place : places) processes.push_back(place.process);
+    return processes;
+  }
+  void Kill(const std::string& node, const JobId& job, uint64_t generation, int rank) {
+    RankExit exit = Exit(job, generation, rank, 0);
+    exit.cause = ExitCause::kSignal;
+    exit.signal = 9;
+    FromNode(node, RankExited{exit});
+  }
+  void IsNow(const std::string& node, const JobId& job, uint64_t generation, int rank, RankState state) {
+    FromNode(node, RanksStarted{job, {generation}, {{job, {generation}, rank, 200 + rank, state}}});
+  }
+  // Members of a generation report a step.
+  void Steps(const JobId& job, uint64_t generation, int64_t step) {
+    for (const RankPlace& place : Newest().ranks)
+      FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job, generation, place.rank, step)}, {}});
+  }
+  // Four ranks on two machines, of which the first has been killed: three go on.
+  JobId ThreeGoOn(const std::string& spec) {
+    Hello("1", 2);
+    Hello("2", 2);
+    const JobId job = Submit(spec);
+    StartRanks(job);
+    Steps(job, 1, 5);
+    sent_.clear();
+    Kill("1", job, 1, 0);
+    FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 1}}});
+    FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
+    return job;
+  }
+  uint64_t beats_ = 100;
+};
+
+TEST_F(NewcomersTest, SurvivorsGoOnAloneAndTheOtherJoins) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  const GenerationGrant three = Newest();
+  EXPECT_EQ(three.world_size, 3);
+  EXPECT_THAT(Processes(three.ranks), ElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+  EXPECT_EQ(three.ranks[0].local_rank, 0) << "numbered anew on their machine";
+  ASSERT_THAT(three.waiting, SizeIs(1));
+  EXPECT_EQ(three.waiting[0].node, NodeId("1"));
+  EXPECT_EQ(three.waiting[0].rank, 3);
+  EXPECT_EQ(three.waiting[0].local_rank, 1);
+  EXPECT_EQ(three.waiting[0].process, ProcessId{});
+  StartRanks(job);
+  EXPECT_EQ(State(job), "RUNNING");
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("3 of 4 ranks go on"));
+  IsNow("1", job, 2, 3, RankState::kRunning);
+  EXPECT_EQ(Status(job).at("ranks").at(3).at("state"), "starting");
+  sent_.clear();
+  IsNow("1", job, 2, 3, RankState::kJoined);
+  EXPECT_EQ(Status(job).at("ranks").at(3).at("state"), "waiting");
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "each generation makes a step";
+  for (const RankPlace& place : three.ranks)
+    FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job, 2, place.rank, 6)}, {}});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
+  FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 1}, {{2}, 3}}});
+  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  EXPECT_THAT(Newest().waiting, IsEmpty());
+  EXPECT_THAT(Processes(Newest().ranks),
+              UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{2}, 3}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+  EXPECT_EQ(Newest().ranks[1].process, (ProcessId{{2}, 3})) << "the ranks of a machine are neighbours";
+  EXPECT_EQ(Status(job).at("restarts"), 1) << "that it joins is not charged";
+}
+
+// A program that reports no steps is re-formed all the same.
+TEST_F(NewcomersTest, WithoutStepsItJoinsAWhileLater) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  sent_.clear();
+  IsNow("1", job, 2, 3, RankState::kJoined);
+  Pass(absl::Seconds(4), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(2), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+}
+
+TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  IsNow("1", job, 2, 3, RankState::kRunning);
+  Steps(job, 2, 8);
+  Kill("1", job, 2, 0);
+  FromNode("1", GenerationGone{job, {2}, true, "", {}, {{{2}, 3}}});
+  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+  EXPECT_THAT(Processes(Newest().waiting), UnorderedElementsAre(ProcessId{{2}, 3}, ProcessId{}));
+}
+
+TEST_F(NewcomersTest, TooFewDoNotGoOnAlone) {
+  ThreeGoOn("train 4 4 in-place");
+  EXPECT_EQ(Newest().world_size, 4);
+  EXPECT_THAT(Newest().waiting, IsEmpty());
+}
+
+// Nor is it anybody's crash: the others go on, and it is started again a while later.
+TEST_F(NewcomersTest, ANewcomerThatEndsHoldsNobodyUp) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  Steps(job, 2, 8);
+  sent_.clear();
+  FromNode("1", RankExited{Exit(job, 2, 3, 1, "ImportError\n")});
+  EXPECT_THAT(Sent<AckExit>(), SizeIs(1));
+  EXPECT_EQ(State(job), "RUNNING");
+  EXPECT_THAT(Events(job, "newcomer"), ElementsAre(HasSubstr("rank 3 on host-1: exit code 1")));
+  Pass(absl::Seconds(10), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(10), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+  EXPECT_EQ(Status(job).at("restarts"), 1);
+}
+
+TEST_F(NewcomersTest, TheMachineOfOneThatWaitsMayBeLost) {
+  Hello("1", 2);
+  Hello("2", 2);
+  const JobId job = Submit("train 1 2 one-per-node in-place");
+  StartRanks(job);
+  Steps(job, 1, 5);
+  Kill("2", job, 1, 1);
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}}});
+  FromNode("2", GenerationGone{job, {1}});
+  ASSERT_THAT(Newest().waiting, SizeIs(1));
+  StartRanks(job);
+  sent_.clear();
+  Pass(absl::Seconds(12), {"1"});
+  EXPECT_EQ(State(job), "RUNNING");
+  EXPECT_EQ(Status(job).at("generation"), 2);
+  EXPECT_EQ(Status(job).at("ranks").at(1).at("state"), "exited");
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+}
+
+TEST_F(NewcomersTest, WhoDoesNotComeUpInTimeIsStartedAnew) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  IsNow("1", job, 2, 3, RankState::kRunning);
+  Steps(job, 2, 8);
+  for (const RankPlace& place : Newest().ranks)
+    IsNow(place.node.value, job, 2, place.rank, RankState::kJoined);
+  sent_.clear();
+  Pass(absl::Minutes(60) + absl::Seconds(17), {"1", "2"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  EXPECT_THAT(Events(job, "newcomer"), ElementsAre(HasSubstr("has not come up within 1h")));
+  FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 1}}, {{{2}, 3}}});
+  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  EXPECT_THAT(Processes(Newest().waiting), ElementsAre(ProcessId{}));
+}
+
+TEST_F(NewcomersTest, ASpareTakesThePlaceAtOnce) {
+  Hello("1", 2);
+  Hello("2", 2);
+  const JobId job = Submit("train 2 2 in-place spare");
+  EXPECT_EQ(Newest().world_size, 2);
+  ASSERT_THAT(Newest().waiting, SizeIs(1));
+  const std::string spare = Newest().waiting[0].node.value;
+  const std::string first = Newest().ranks[0].node.value;
+  StartRanks(job);
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("2 ranks, 1 spare"));
+  IsNow(spare, job, 1, 2, RankState::kJoined);
+  Steps(job, 1, 5);
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "nobody needs it";
+  Kill(first, job, 1, 0);
+  FromNode(first, GenerationGone{job, {1}, true, "", {{{1}, 1}}});
+  FromNode(spare, GenerationGone{job, {1}, true, "", {{{1}, 2}}});
+  EXPECT_EQ(Newest().world_size, 2);
+  EXPECT_THAT(Processes(Newest().ranks),
+              UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}));
+  EXPECT_THAT(Processes(Newest().waiting), ElementsAre(ProcessId{}));
+}
+
+// A spare that came up has no state: steps in the memory of lost ranks are lost with them.
+TEST_F(NewcomersTest, ASpareAloneSavesNothing) {
+  Hello("1", 2);
+  Hello("2", 2);
+  const JobId job = Submit("train 2 2 in-place spare");
+  const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
+  StartRanks(job);
+  IsNow(spare, job, 1, 2, RankState::kJoined);
+  Steps(job, 1, 5);
+  Kill(first, job, 1, 0);
+  FromNode(first, GenerationGone{job, {1}});
+  FromNode(spare, GenerationGone{job, {1}, true, "", {{{1}, 2}}});
+  EXPECT_EQ(Stored(job).faults.back().committed, std::nullopt);
+}
+
+// A program that does not stay would have to be restarted for a spare.
+TEST_F(NewcomersTest, NothingIsReformedForASpare) {
+  Hello("1", 2);
+  Hello("2", 2);
+  const JobId job = Submit("train 2 2 in-place spare");
+  const std::string spare = Newest().waiting[0].node.value;
+  StartRanks(job);
+  Steps(job, 1, 5);
+  FromNode(spare, RankExited{Exit(job, 1, 2, 75)});
+  Pass(absl::Minutes(70), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  EXPECT_EQ(Status(job).at("generation"), 1);
+}
+
+TEST_F(NewcomersTest, JobsThatEndDoNotTakeAnybodyIn) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  Steps(job, 2, 8);
+  sent_.clear();
+  FromNode("1", RankExited{Exit(job, 2, 0, 0)});
+  IsNow("1", job, 2, 3, RankState::kJoined);
+  Pass(absl::Seconds(30), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  FromNode("2", RankExited{Exit(job, 2, 1, 0)});
+  FromNode("2", RankExited{Exit(job, 2, 2, 0)});
+  EXPECT_EQ(State(job), "SUCCEEDED");
+  EXPECT_THAT(Sent<ForgetJob>(), SizeIs(2)) << "that ends what waits";
+}
+
+// An agent that died while it ordered a generation: what its keeper has never heard of does not run.
+TEST_F(NewcomersTest, WhoStartedIsWhoWasNamed) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  IsNow("1", job, 1, 0, RankState::kRunning);
+  EXPECT_EQ(State(job), "STARTING");
+  Pass(absl::Seconds(70), {"1"});
+  EXPECT_THAT(Events(job, "fault").back(), HasSubstr("rank 1 on host-1 had not started"));
+}
+
+}  // namespace
+}  // namespace gtrain::core
