@@ -124,6 +124,8 @@ class FakeKeeper {
     MutexLock lock(&mutex_);
     left_ = ranks;
   }
+  // Set before Start: it tells who comes that it waits, and gives it the last place so much later.
+  void set_waits(absl::Duration time) { gives_place_after_ = time; }
   // Exchange 0 has `rank`'s word, as if the rank were on another machine.
   void set_spoken(int rank) {
     MutexLock lock(&mutex_);
@@ -147,6 +149,10 @@ class FakeKeeper {
         if (fds[i].revents != 0) Read(connections_[i - 1]);
       }
       std::erase_if(connections_, [](const Connection& c) { return !c.fd.valid(); });
+      if (place_at_ && RealClock().Now() >= *place_at_) {
+        place_at_.reset();
+        NextGeneration(connections_[0], world_ - 1);
+      }
       if (fds[0].revents != 0) {
         connections_.push_back({UniqueFd(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC)), -1, ""});
         ++accepted_;
@@ -176,14 +182,20 @@ class FakeKeeper {
         return Send(c, kKeeperRefused, "unknown rank, generation or token");
       }
       c.rank = static_cast<int>(hello.rank);
-      const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks;
-      return Send(
-          c, kKeeperWelcome,
-          knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
+      const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks |
+                                 (gives_place_after_ ? kKeeperYouWait : 0);
+      Send(c, kKeeperWelcome,
+           knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
+      if (gives_place_after_) Send(c, kKeeperRevoked, "it waits");
+      return;
     }
     if (kind == kRankWriter) return StartWriter(c, body);
     if (kind == kRankStays) return;
-    if (kind == kRankReleased) return NextGeneration(c);
+    if (kind == kRankReleased) {
+      if (!gives_place_after_) return NextGeneration(c, c.rank);
+      place_at_ = RealClock().Now() + *gives_place_after_;
+      return;
+    }
     if (kind == kRankFreeArena) {
       uint64_t id = 0;
       std::memcpy(&id, body.data(), sizeof(id));
@@ -206,7 +218,7 @@ class FakeKeeper {
     if (json["type"] == "overdue" && !missing_.empty()) {
       return Send(c, kKeeperFromAgent, absl::StrCat("missing ", json["sequence"].get<uint64_t>(), missing_));
     }
-    if (json["type"] != "exchange" || silent_) return;
+    if (json["type"] != "exchange" || silent_ || c.rank >= world_) return;
     auto& blobs = exchanges_[json["sequence"].get<uint64_t>()];
     blobs[c.rank] = json["blob"];
     if (!left_.empty()) Send(c, kKeeperFromAgent, "left" + left_);
@@ -217,11 +229,12 @@ class FakeKeeper {
   }
 
   // The same rank of the next generation, in which nobody has said anything yet.
-  void NextGeneration(Connection& c) {
-    exchanges_.clear();
+  void NextGeneration(Connection& c, int rank) {
+    if (!gives_place_after_) exchanges_.clear();
+    c.rank = rank;
     const std::map<std::string, std::string> environment = {
-        {"RANK", absl::StrCat(c.rank)},
-        {"LOCAL_RANK", absl::StrCat(c.rank)},
+        {"RANK", absl::StrCat(rank)},
+        {"LOCAL_RANK", absl::StrCat(rank)},
         {"WORLD_SIZE", absl::StrCat(world_)},
         {"GTRAIN_GENERATION", "6"},
         {"GTRAIN_TIMELINE", "3"},
@@ -284,6 +297,8 @@ class FakeKeeper {
   std::atomic<bool> stop_{false}, silent_{false};
   bool knows_writers_ = false, has_writers_ = false, hold_writer_ = false;
   std::string held_writer_;
+  std::optional<absl::Duration> gives_place_after_;
+  std::optional<Instant> place_at_;
   std::thread thread_;
   Mutex mutex_;
   std::vector<Connection> connections_;
@@ -572,7 +587,7 @@ class InProcess : public testing::Test {
   ~InProcess() override {
     for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GTRAIN_GENERATION", "GTRAIN_TIMELINE",
                              "GTRAIN_JOB", "GTRAIN_KEEPER_SOCKET", "GTRAIN_TOKEN", "GTRAIN_MEMBERS",
-                             "GTRAIN_ELASTIC"}) {
+                             "GTRAIN_ELASTIC", "GTRAIN_WAITS"}) {
       unsetenv(name);
     }
   }
@@ -626,6 +641,22 @@ TEST_F(InProcess, ARankThatHasSpokenAndEndedDoesNoHarm) {
   keeper.Start();
   const auto session = Session::Join({.join_timeout = absl::Seconds(5)});
   EXPECT_TRUE(absl::IsDeadlineExceeded(session.status())) << session.status();
+}
+
+// A process beside a generation waits for its place longer than it would for the others to join.
+TEST_F(InProcess, WhoWaitsForAPlaceHasNoDeadlineBeforeIt) {
+  FakeKeeper keeper(2);
+  SetEnvironment(keeper, 2, 2);  // behind the ranks of its world
+  setenv("GTRAIN_WAITS", "1", 1);
+  setenv("GTRAIN_ELASTIC", "in-place", 1);
+  keeper.set_writers(true, false);
+  keeper.set_waits(absl::Seconds(2));
+  keeper.set_spoken(0);
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = absl::Seconds(1), .stays = true});
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ((*session)->generation(), 6);
+  EXPECT_EQ((*session)->rank(), 1);
 }
 
 // A second generation is the answer only where the first is over: here it lives, so nothing else would come.

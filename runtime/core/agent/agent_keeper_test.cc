@@ -30,7 +30,7 @@ class AgentKeeperTest : public ::testing::Test {
     return config;
   }
   void Step(const AgentEvent& event) { last_ = core_.Step(event, Instant{1'000'000'000}); }
-  void Start(uint64_t generation, ProcessId process = {}) {
+  static GenerationGrant GrantOf(uint64_t generation, ProcessId process = {}) {
     GenerationGrant grant;
     grant.job = kJob;
     grant.generation = {generation};
@@ -41,7 +41,21 @@ class AgentKeeperTest : public ::testing::Test {
     grant.ranks.resize(1);
     grant.ranks[0].node = kMe;
     grant.ranks[0].process = process;
-    Step(FromHead{StartGeneration{{5}, grant}});
+    return grant;
+  }
+  void Start(uint64_t generation, ProcessId process = {}) {
+    Step(FromHead{StartGeneration{{5}, GrantOf(generation, process)}});
+  }
+  // What the head was told of this kind.
+  template <typename T>
+  std::vector<T> Told() const {
+    std::vector<T> all;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* sent = std::get_if<ToHead>(&effect);
+      const T* message = sent == nullptr ? nullptr : std::get_if<T>(&sent->message);
+      if (message != nullptr) all.push_back(*message);
+    }
+    return all;
   }
   template <typename T>
   std::vector<uint64_t> Commanded() const {
@@ -200,6 +214,64 @@ TEST_F(AgentKeeperTest, WhatWaitsOutlivesTheAgent_P4) {
   Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
   Step(FromHead{ForgetJob{{5}, kJob}});
   EXPECT_EQ(All<keeper::Quit>().size(), 1u) << "the job is over";
+}
+
+// A process beside the generation: its number is behind the ranks, and the head hears when it could go on.
+TEST_F(AgentKeeperTest, WhoWaitsBesideAGenerationIsStartedAndTold) {
+  GenerationGrant grant = GrantOf(3);
+  grant.waiting = {{.rank = 1, .local_rank = 1, .node = kMe, .process = {{2}, 4}}};
+  Step(FromHead{StartGeneration{{5}, grant}});
+  const auto starts = All<keeper::StartRank>();
+  ASSERT_EQ(starts.size(), 2u);
+  EXPECT_FALSE(starts[0].waits);
+  EXPECT_TRUE(starts[1].waits);
+  EXPECT_EQ(starts[1].born, 2u);
+  EXPECT_EQ(starts[1].born_rank, 4);
+  const std::map<std::string, std::string> env(starts[1].env.begin(), starts[1].env.end());
+  EXPECT_EQ(env.at("RANK"), "1");
+  EXPECT_EQ(env.at("WORLD_SIZE"), "1") << "it is none of the world";
+  EXPECT_EQ(env.at("GTRAIN_WAITS"), "1");
+  const std::string mine = R"({"type":"exchange","sequence":0,"blob":"YQ=="})";
+  Step(FromKeeper{kJob, keeper::RelayUp{3, 0, 1, mine}});
+  ASSERT_EQ(All<keeper::Relay>().size(), 2u) << "the exchange is whole without it";
+  Step(FromKeeper{kJob, keeper::Ready{3, 1}});
+  const auto told = Told<RanksStarted>();
+  ASSERT_EQ(told.size(), 1u);
+  ASSERT_EQ(told[0].ranks.size(), 1u);
+  EXPECT_EQ(told[0].ranks[0].rank, 1);
+  EXPECT_EQ(told[0].ranks[0].state, RankState::kJoined);
+  Revoke revoke{{5}, kJob, {3}, EndMode::kReform, absl::Seconds(5), "a rank was lost"};
+  revoke.keep = true;
+  Step(FromHead{revoke});
+  Step(FromKeeper{kJob, keeper::Gone{3, true, "", {}, {{2, 4}}}});
+  ASSERT_EQ(Told<GenerationGone>().size(), 1u);
+  EXPECT_EQ(Told<GenerationGone>()[0].coming, (std::vector<ProcessId>{{{2}, 4}}));
+  Step(HeadUp{"10.0.0.1"});
+  EXPECT_EQ(Told<AgentHello>().at(0).kept, (std::vector<KeptProcesses>{{kJob, {}, {{{2}, 4}}}}));
+}
+
+// Its agent died before it had ordered all ranks of a generation: the keeper would wait for them for ever.
+TEST_F(AgentKeeperTest, ARankThatWasNeverOrderedIsLost) {
+  GenerationGrant grant = GrantOf(3);
+  grant.world_size = 2;
+  grant.ranks.push_back({.rank = 1, .local_rank = 1, .node = kMe});
+  AgentConfig config = Config();
+  config.unpack_grant = [grant](absl::string_view) -> absl::StatusOr<GenerationGrant> { return grant; };
+  core_ = AgentCore(std::move(config));
+  keeper::State state;
+  state.job = kJob.value;
+  keeper::GenerationHeld& held = state.generations.emplace_back();
+  held.generation = 3;
+  held.note = R"({"run_dir":"/run","world_size":2,"timeline":1,"spec":"spec","grant":"YQ=="})";
+  held.ranks.push_back({0, 77, 1, true, false});
+  Step(FromKeeper{kJob, state});
+  Step(HeadUp{"10.0.0.1"});
+  ASSERT_EQ(Told<AgentHello>().size(), 1u);
+  const std::vector<HeldGeneration> said = Told<AgentHello>()[0].held;
+  ASSERT_EQ(said.size(), 1u);
+  ASSERT_EQ(said[0].exited.size(), 1u);
+  EXPECT_EQ(said[0].exited[0].rank, 1);
+  EXPECT_EQ(said[0].exited[0].cause, ExitCause::kLost);
 }
 
 TEST_F(AgentKeeperTest, AMemoryLimitThatNothingEnforcesIsSaidOnce) {
