@@ -538,7 +538,7 @@ typedef struct gtrain_samples_options {
   const char* name;     /* 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.'; NULL: "train" */
   int64_t samples;      /* 1 to 2^48 */
   int64_t epochs;       /* at least 1 */
-  int64_t global_batch; /* samples a batch of all ranks together, at least 1 */
+  int64_t global_batch; /* samples a batch of all ranks together; 0: elastic.global_batch of the job file */
   uint64_t seed;
   int in_order;  /* not 0: samples are not shuffled */
   int drop_last; /* not 0: the short batch at the end of each epoch is left out; else it is trained, too */

@@ -16,7 +16,7 @@ struct SamplesOptions {
   std::string name = "train";  // 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.'
   int64_t samples = 0;         // 1 to 2^48
   int64_t epochs = 1;
-  int64_t global_batch = 0;  // samples a batch of all ranks together
+  int64_t global_batch = 0;  // samples a batch of all ranks together; 0: elastic.global_batch of the job file
   uint64_t seed = 0;
   bool shuffle = true;
   bool drop_last = false;  // the short batch at the end of each epoch is left out; else it is trained, too

@@ -167,6 +167,7 @@ struct JobSpec {
   bool in_place = false;  // elastic.mode: processes that can, go on in the next generation
   // Beside the ranks, in what the job counts; with in_place.
   int spares = 0;
+  int64_t global_batch = 0;  // samples a step, of all ranks together; 0: the program says
   std::optional<absl::Duration> time_limit;
   std::map<std::string, std::string> labels;
   int priority = 0;

@@ -41,7 +41,7 @@ workdir: {path: src, sync: auto}
 env: {LR: "0.1", EMPTY: ""}
 inherit_env: [HOME, PATH]
 secrets: {HF_TOKEN: {env: HF_TOKEN}, KEY: {file: key.txt}}
-elastic: {mode: in-place, spares: 0}
+elastic: {mode: in-place, spares: 2, global_batch: 4096}
 checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, near: /scratch, replicas: 2, on_error: fail}
 restart: {budget: 3, window: 10m, before_first_step: 2, oom: 0}
 comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50, residual: bf16}, {codec: onebit, momentum: 0.8, residual: fp32}, {codec: powersgd, rank: 2}]}
@@ -86,6 +86,8 @@ priority: -5
   EXPECT_EQ(s.progress.on_stall, OnStall::kKill);
   EXPECT_EQ(s.overlap, Overlap::kAllow);
   EXPECT_TRUE(s.in_place);
+  EXPECT_EQ(s.spares, 2);
+  EXPECT_EQ(s.global_batch, 4096);
   EXPECT_TRUE(s.tty);
   EXPECT_TRUE(s.takes_input);
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
@@ -357,7 +359,7 @@ INSTANTIATE_TEST_SUITE_P(
     NotBuiltYet, FileErrors,
     ::testing::Values(
         ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "that needs `mode: in-place`"},
-        ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
+        ErrorCase{"", "run: a\nelastic: {global_batch: 0}\n", "elastic.global_batch"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: none, replicas: 1}\n", "there is nothing to copy"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: ram}\n", "is neither `memory`"},
         ErrorCase{"C9", "run: a\ncheckpoint: {uri: x, max_rollback: 1001}\n",

@@ -245,8 +245,11 @@ std::string PrintJob(const JobSpec& spec) {
   PrintPreempt(spec.preempt, out);
   if (spec.stop_grace != defaults.stop_grace)
     absl::StrAppend(&out, "stop_grace: ", PrintDuration(spec.stop_grace), "\n");
-  const std::string spares = spec.spares > 0 ? absl::StrCat(", spares: ", spec.spares) : "";
-  if (spec.in_place) absl::StrAppend(&out, "elastic: {mode: in-place", spares, "}\n");
+  std::vector<std::string> elastic;
+  if (spec.in_place) elastic.push_back("mode: in-place");
+  if (spec.spares > 0) elastic.push_back(absl::StrCat("spares: ", spec.spares));
+  if (spec.global_batch > 0) elastic.push_back(absl::StrCat("global_batch: ", spec.global_batch));
+  if (!elastic.empty()) absl::StrAppend(&out, "elastic: {", absl::StrJoin(elastic, ", "), "}\n");
   if (spec.overlap == Overlap::kAllow) absl::StrAppend(&out, "overlap: allow\n");
   if (spec.time_limit) absl::StrAppend(&out, "limits:\n  time: ", PrintDuration(*spec.time_limit), "\n");
   PrintLabels("labels", "", spec.labels, out);

@@ -75,6 +75,8 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5)) s.stop_grace = absl::Milliseconds(rng.Below(90'000));
   if (rng.Chance(0.5)) s.overlap = Overlap::kAllow;
   s.in_place = rng.Chance(0.5);
+  if (s.in_place) s.spares = static_cast<int>(rng.Below(3));
+  if (rng.Chance(0.3)) s.global_batch = 1 + static_cast<int64_t>(rng.Below(1 << 20));
   if (rng.Chance(0.5)) s.tty = true;
   if (rng.Chance(0.5)) s.takes_input = true;
   if (rng.Chance(0.5)) s.time_limit = absl::Hours(1 + rng.Below(100));

@@ -26,7 +26,7 @@ class Elastic:
     Arrays are numpy's, torch's on the CPU, or any writable buffer; gradients are float32.
     """
 
-    def __init__(self, session, samples, global_batch, epochs=1, seed=0, shuffle=True, drop_last=False, name="train"):
+    def __init__(self, session, samples, global_batch=0, epochs=1, seed=0, shuffle=True, drop_last=False, name="train"):
         if "\0" in str(name):
             raise InvalidArgument("the name of data has a NUL byte")
         self._handle = c_void_p()

@@ -26,11 +26,12 @@ class Samples:
     `data.batch` as the samples of all ranks, and then `data.advance()` for each batch before the save. Where a batch may
     have fewer samples than there are ranks a share is empty: give the loader a `collate_fn` that takes an empty list.
 
+    Without `global_batch` a batch has as many samples as the job file says (`elastic: {global_batch: N}`).
     `share` of `shares`: this rank's coordinate along the data-parallel axis of a mesh, and the axis' size; without them
     the rank and the world size. `drop_last` leaves the short batch at the end of each epoch out.
     """
 
-    def __init__(self, session, samples, global_batch, epochs=1, seed=0, shuffle=True, drop_last=False, name="train",
+    def __init__(self, session, samples, global_batch=0, epochs=1, seed=0, shuffle=True, drop_last=False, name="train",
                  share=None, shares=None):
         if (share is None) != (shares is None):
             raise InvalidArgument("`share` and `shares` go together")

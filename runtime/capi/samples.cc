@@ -21,7 +21,13 @@ absl::Status ReadSampleOptions(const gtrain_session& session, const gtrain_sampl
                                gtrain_samples::Parts* parts) {
   if (in.size < sizeof(gtrain_samples_options))
     return absl::InvalidArgumentError("`size` of gtrain_samples_options is not its sizeof");
-  parts->options = {in.samples, in.epochs, in.global_batch, in.seed, in.in_order == 0, in.drop_last != 0};
+  const int64_t batch = in.global_batch == 0 ? session.session->global_batch() : in.global_batch;
+  if (batch == 0) {
+    return absl::InvalidArgumentError(
+        "`global_batch` is 0: the program says how many samples a batch has, or the job file does, with "
+        "`elastic: {global_batch: N}`");
+  }
+  parts->options = {in.samples, in.epochs, batch, in.seed, in.in_order == 0, in.drop_last != 0};
   GT_RETURN_IF_ERROR(sharding::CheckSampleOptions(parts->options));
   parts->name = in.name == nullptr ? "train" : in.name;
   GT_RETURN_IF_ERROR(sharding::CheckSampleName(parts->name));

@@ -66,6 +66,7 @@ class Session {
   virtual uint64_t timeline() const = 0;
   virtual bool managed() const = 0;                       // false outside gtrain
   virtual bool has_checkpoints() const { return false; }  // GTRAIN_CHECKPOINT_URI says where
+  virtual int64_t global_batch() const { return 0; }      // elastic.global_batch of the job file; 0: none
   virtual const std::string& job() const = 0;
 
   // Collective: every rank calls it in the same order. The session must outlive the communicator.

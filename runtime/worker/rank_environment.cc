@@ -121,6 +121,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.token = reader.Text("GTRAIN_TOKEN");
   env.members_file = reader.Text("GTRAIN_MEMBERS");
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
+  if (get("GTRAIN_GLOBAL_BATCH") != nullptr) env.global_batch = reader.Number<int64_t>("GTRAIN_GLOBAL_BATCH");
   env.in_place = Optional(get, "GTRAIN_ELASTIC") == "in-place";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");

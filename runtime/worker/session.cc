@@ -33,6 +33,7 @@ class ManagedSession final : public Session, public port::WriterHost {
   uint64_t generation() const override { return link_.membership()->environment().generation; }
   uint64_t timeline() const override { return link_.membership()->environment().timeline; }
   bool managed() const override { return true; }
+  int64_t global_batch() const override { return link_.membership()->environment().global_batch; }
   bool has_checkpoints() const override { return link_.membership()->environment().has_checkpoints; }
   const std::string& job() const override { return job_; }
 

@@ -338,6 +338,13 @@ class ElasticRunTest(harness.GtrainTest):
                  for step in range(1, self.step() + 1)]
         self.assertIn(3, sizes, 'three went on alone')
 
+    def test_the_job_file_says_how_large_a_batch_is(self):
+        self.BATCH = 0
+        self.launch('batch', mode='in-place, global_batch: 60')
+        self.wait_for_state('batch', 'SUCCEEDED')
+        self.BATCH = 60
+        self.check_ledger(0)
+
     def test_everybody_dies_and_the_checkpoint_goes_on(self):
         """In place as far as memory goes, then the newest checkpoint: with the keeper all processes of the machine are gone."""
         self.launch('saved', extra=f'checkpoint: {{uri: {self.dir}/ckpt, every: 10 steps}}\n')

@@ -218,8 +218,8 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
         "GTRAIN_CHECKPOINT_MAX_ROLLBACK", "GTRAIN_CHECKPOINT_MEMORY_MAX", "GTRAIN_CHECKPOINT_NEAR",
         "GTRAIN_CHECKPOINT_NEWEST", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS",
         "GTRAIN_CHECKPOINT_SECRET", "GTRAIN_CHECKPOINT_READ_ONLY", "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
-        "GTRAIN_COMPRESSION", "GTRAIN_ELASTIC", "GTRAIN_KEEPER_SOCKET", "GTRAIN_WAITS", "GTRAIN_LIVE_JOBS", "GTRAIN_RESUME",
-        "GTRAIN_TAKEOVER"}) {
+        "GTRAIN_COMPRESSION", "GTRAIN_ELASTIC", "GTRAIN_GLOBAL_BATCH", "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS",
+        "GTRAIN_RESUME", "GTRAIN_TAKEOVER", "GTRAIN_WAITS"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   // The output of a Python program is seen when it prints it; anywhere but on a terminal it would keep 8 KiB
@@ -249,6 +249,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   };
   for (const auto& [name, value] : own) env[name] = value;
   if (spec.in_place) env["GTRAIN_ELASTIC"] = "in-place";
+  if (spec.global_batch > 0) env["GTRAIN_GLOBAL_BATCH"] = absl::StrCat(spec.global_batch);
   // Its RANK is none of the world: a program that would not wait for its place ends with an error.
   if (rank >= grant.world_size) env["GTRAIN_WAITS"] = "1";
   return env;
