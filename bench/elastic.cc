@@ -133,7 +133,8 @@ class Bench {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string job = folder / "job.yaml";
     std::ofstream(job) << "name: " << mode << "\nrun: [" << rank_.string() << ", " << folder.string()
-                       << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << (alone ? "{min: 3, max: 4}" : "4")
+                       << ", \"60000000\", \"60\", \"" << kPauseMs
+                       << "\", \"1000\"]\nranks: " << (alone ? "{min: 3, max: 4}" : "4")
                        << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
                        << "resources: {cpus: 1, oversubscribe: true}\ncheckpoint: {uri: " << folder.string()
                        << "/ckpt, every: 20 steps}\n";

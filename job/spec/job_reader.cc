@@ -515,7 +515,8 @@ void JobReader::ReadElastic(const Node& node) {
                   spec_.spares = static_cast<int>(values_.Int(n, "elastic.spares", 0, kRanksMax).value_or(0));
                 }},
                {"global_batch", [this](const Node& n) {
-                  spec_.global_batch = values_.Int(n, "elastic.global_batch", 1, int64_t{1} << 40).value_or(0);
+                  spec_.global_batch =
+                      values_.Int(n, "elastic.global_batch", 1, int64_t{1} << 40).value_or(0);
                 }}});
   if (spec_.spares > 0 && !spec_.in_place)
     Refuse(node, "elastic.spares",

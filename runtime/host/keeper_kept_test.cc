@@ -162,7 +162,8 @@ TEST_F(KeeperKeptTest, AProcessThatComesUpBesideAGenerationJoinsALaterOne) {
   wait(comes, 1, 2, Rank(2, {}).token);
   comes.Send(kRankStays, "");
   comes.Send(kRankReleased, std::string(8, '\1'));
-  ASSERT_NE(Wait<keeper::Ready>([](const keeper::Ready& ready) { return ready.generation == 2 && ready.rank == 1; }),
+  ASSERT_NE(Wait<keeper::Ready>(
+                [](const keeper::Ready& ready) { return ready.generation == 2 && ready.rank == 1; }),
             nullptr);
   // A stop does not let it wait for who saves.
   End(keeper::End::kStop, 600'000, 2);

@@ -53,9 +53,9 @@ struct RankProcess {
   int64_t drain_until_ms = 0;
   bool acked = false;
   bool sdk = false;
-  bool stays = false;               // it can go on in another generation
-  bool released = false;            // nothing that it sends belongs to the generation any more (yet: spec.waits)
-  bool termed = false;              // it got SIGTERM from us
+  bool stays = false;     // it can go on in another generation
+  bool released = false;  // nothing that it sends belongs to the generation any more (yet: spec.waits)
+  bool termed = false;    // it got SIGTERM from us
   std::vector<ProcessEntry> apart;  // and so did these, which its shell runs in other process groups
   std::deque<RelayUp> relays;       // not acknowledged
   size_t relay_bytes = 0;

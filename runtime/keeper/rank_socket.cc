@@ -169,9 +169,9 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
   if (!proved || rank->exit) return refuse("unknown rank, generation or token");
   if (RankConnection* old = connections_.Of(seat.generation, seat.number)) {
     if (IsOfAnother(*old, connection)) {
-      return refuse("rank " + std::to_string(hello.rank) + " of job " + context_.options.job + " is process " +
-                    std::to_string(old->peer.pid) + " already, which lives, and this is process " +
-                    std::to_string(connection.peer.pid) +
+      return refuse("rank " + std::to_string(hello.rank) + " of job " + context_.options.job +
+                    " is process " + std::to_string(old->peer.pid) +
+                    " already, which lives, and this is process " + std::to_string(connection.peer.pid) +
                     ": only one process of a rank can have its session. Let that one make it; a helper "
                     "process needs none, or runs one of its own, as by hand: env -u GTRAIN_GENERATION -u "
                     "WORLD_SIZE PROGRAM");
@@ -183,7 +183,8 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
   const uint32_t abilities =
       kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks | (waits ? kKeeperYouWait : 0);
   connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
-  if (waits) return connection.Send(kKeeperRevoked, "this process waits for its place in the next generation");
+  if (waits)
+    return connection.Send(kKeeperRevoked, "this process waits for its place in the next generation");
   const GenerationRecord* record = context_.generations.Find(hello.generation);
   if (record->phase == Phase::kLive || !record->ordered) return;
   connection.Send(record->mode == End::kReform ? kKeeperRevoked : kKeeperStop, record->reason);

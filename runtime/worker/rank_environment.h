@@ -21,7 +21,7 @@ struct RankEnvironment {
   std::string keeper_socket;
   std::string token;
   std::string members_file;
-  int64_t global_batch = 0;            // GTRAIN_GLOBAL_BATCH, of the job file; 0: it says none
+  int64_t global_batch = 0;           // GTRAIN_GLOBAL_BATCH, of the job file; 0: it says none
   bool in_place = false;              // GTRAIN_ELASTIC: a process that can, goes on in the next generation
   bool has_checkpoints = false;       // GTRAIN_CHECKPOINT_URI is set
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set

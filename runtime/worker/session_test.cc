@@ -585,9 +585,9 @@ TEST_F(SessionTest, P15DescriptorsDoNotLeakAcrossExec) {
 class InProcess : public testing::Test {
  protected:
   ~InProcess() override {
-    for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GTRAIN_GENERATION", "GTRAIN_TIMELINE",
-                             "GTRAIN_JOB", "GTRAIN_KEEPER_SOCKET", "GTRAIN_TOKEN", "GTRAIN_MEMBERS",
-                             "GTRAIN_ELASTIC", "GTRAIN_WAITS"}) {
+    for (const char* name :
+         {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GTRAIN_GENERATION", "GTRAIN_TIMELINE", "GTRAIN_JOB",
+          "GTRAIN_KEEPER_SOCKET", "GTRAIN_TOKEN", "GTRAIN_MEMBERS", "GTRAIN_ELASTIC", "GTRAIN_WAITS"}) {
       unsetenv(name);
     }
   }

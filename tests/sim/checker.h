@@ -101,8 +101,8 @@ class Checker {
     bool other_fault = false;          // another rank than that ended so, or for another reason
     bool lost = false;                 // a keeper or a machine of it died, or a lease ended it
     int started = 0, running = 0;
-    int up_beside = 0;              // of those that wait
-    bool ended_beside = false;      // one of them ended, or was lost
+    int up_beside = 0;          // of those that wait
+    bool ended_beside = false;  // one of them ended, or was lost
     std::optional<int64_t> all_started_at;
     int64_t stepped_at = 0;
     int64_t stalled = 0;  // before that step: the head may hear of it while it ends the gang for it

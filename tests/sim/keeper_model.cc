@@ -89,11 +89,10 @@ void KeeperModel::CheckFence() {
   if (!alive_ || kernel_.now() <= fence_until_) return;
   for (auto& [number, generation] : generations_) {
     const bool may_write =
-        std::any_of(generation.ranks.begin(), generation.ranks.end(),
-                    [](const auto& item) {
-                      const RankProcess& process = *item.second.process;
-                      return !item.second.exit && !process.waits && !HasSession(process);
-                    });
+        std::any_of(generation.ranks.begin(), generation.ranks.end(), [](const auto& item) {
+          const RankProcess& process = *item.second.process;
+          return !item.second.exit && !process.waits && !HasSession(process);
+        });
     if (generation.phase != Phase::kLive || !may_write) continue;
     ++kernel_.counts["fence ended ranks"];
     GT_PROBE("keeper.fence_ends_ranks");
@@ -236,7 +235,8 @@ void KeeperModel::Start(Generation& generation, const keeper::StartRank& start) 
     GT_PROBE("keeper.starts_beside");
     ranks_.SpawnBeside(rank.process, std::atoi(Variable(start, "WORLD_SIZE").c_str()));
   } else {
-    ranks_.Spawn(rank.process, std::atoi(Variable(start, "WORLD_SIZE").c_str()), TimelineOf(generation.begin));
+    ranks_.Spawn(rank.process, std::atoi(Variable(start, "WORLD_SIZE").c_str()),
+                 TimelineOf(generation.begin));
   }
   const int64_t pid = rank.process->pid;
   kernel_.After(kernel_.Between(kMs, 30 * kMs), [keeper = shared_from_this(), number, which, pid] {

@@ -50,8 +50,8 @@ struct RankProcess {
   bool hung = false;
   bool stuck = false;  // in state D: SIGKILL does nothing
   bool asked_to_end = false;
-  bool over = false;                // knows that its generation is
-  bool frozen = false;              // stands still for a while, as its cgroup or its machine does
+  bool over = false;    // knows that its generation is
+  bool frozen = false;  // stands still for a while, as its cgroup or its machine does
   int64_t thawed_at = -1;
   std::vector<std::string> unread;  // what came down meanwhile
   bool lies = false;                // reports steps it did not make

@@ -281,8 +281,8 @@ AgentGeneration& Generations::Adopt(const JobId& job, AgentJob& record, const ke
   return generation;
 }
 
-// The agent that began the generation ended before it had ordered all of its ranks, and nobody starts them any
-// more.
+// The agent that began the generation ended before it had ordered all of its ranks, and nobody starts them
+// any more.
 void Generations::LoseUnstarted(const JobId& job, AgentGeneration& generation) {
   const GenerationGrant& grant = generation.grant;
   for (int number = 0; number < static_cast<int>(grant.ranks.size() + grant.waiting.size()); ++number) {
@@ -430,8 +430,8 @@ void Generations::TellGone(const JobId& job, AgentJob& record) {
     tell_owed(number);
     if (!generation.gone) return;
     if (std::exchange(generation.gone_told, true)) continue;
-    context_.Tell(GenerationGone{job, number, generation.clean, generation.gone_message, record.kept,
-                                 record.coming});
+    context_.Tell(
+        GenerationGone{job, number, generation.clean, generation.gone_message, record.kept, record.coming});
   }
   tell_owed(Generation{UINT64_MAX});
 }

@@ -115,8 +115,8 @@ void AddGpus(const AgentConfig& config, const GenerationGrant& grant, const spec
              Env* env) {
   const std::vector<GpuInfo>& all = config.inventory.gpus;
   if (all.empty()) return;  // no GPU here: leave whatever the user says
-  const std::vector<int> mine = spec.resources.visible_node ? VisibleGpus(grant, config.node)
-                                                            : PlaceOfRank(grant, rank).gpus;
+  const std::vector<int> mine =
+      spec.resources.visible_node ? VisibleGpus(grant, config.node) : PlaceOfRank(grant, rank).gpus;
   std::vector<std::string> names;
   for (int gpu : mine) {
     if (gpu >= 0 && gpu < static_cast<int>(all.size())) names.push_back(all[static_cast<size_t>(gpu)].uuid);
@@ -213,13 +213,26 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   for (const auto& [name, value] : grant.client_env) env[name] = value;
   for (const auto& [name, value] : spec.env) env[name] = value;
   // Left over from an outer launch, these would be taken for ours.
-  for (const char* name :
-       {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
-        "GTRAIN_CHECKPOINT_MAX_ROLLBACK", "GTRAIN_CHECKPOINT_MEMORY_MAX", "GTRAIN_CHECKPOINT_NEAR",
-        "GTRAIN_CHECKPOINT_NEWEST", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS",
-        "GTRAIN_CHECKPOINT_SECRET", "GTRAIN_CHECKPOINT_READ_ONLY", "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
-        "GTRAIN_COMPRESSION", "GTRAIN_ELASTIC", "GTRAIN_GLOBAL_BATCH", "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS",
-        "GTRAIN_RESUME", "GTRAIN_TAKEOVER", "GTRAIN_WAITS"}) {
+  for (const char* name : {"GTRAIN_CHECKPOINT_URI",
+                           "GTRAIN_CHECKPOINT_EVERY",
+                           "GTRAIN_CHECKPOINT_KEEP",
+                           "GTRAIN_CHECKPOINT_MAX_ROLLBACK",
+                           "GTRAIN_CHECKPOINT_MEMORY_MAX",
+                           "GTRAIN_CHECKPOINT_NEAR",
+                           "GTRAIN_CHECKPOINT_NEWEST",
+                           "GTRAIN_CHECKPOINT_ON_ERROR",
+                           "GTRAIN_CHECKPOINT_PEERS",
+                           "GTRAIN_CHECKPOINT_SECRET",
+                           "GTRAIN_CHECKPOINT_READ_ONLY",
+                           "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
+                           "GTRAIN_COMPRESSION",
+                           "GTRAIN_ELASTIC",
+                           "GTRAIN_GLOBAL_BATCH",
+                           "GTRAIN_KEEPER_SOCKET",
+                           "GTRAIN_LIVE_JOBS",
+                           "GTRAIN_RESUME",
+                           "GTRAIN_TAKEOVER",
+                           "GTRAIN_WAITS"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   // The output of a Python program is seen when it prints it; anywhere but on a terminal it would keep 8 KiB

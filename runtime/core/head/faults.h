@@ -17,7 +17,8 @@ class Sizing;
 
 class Faults {
  public:
-  Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves, Newcomers& newcomers);
+  Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves,
+         Newcomers& newcomers);
 
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
   // Revokes the generation at once. Whether another one follows is decided when no process of it is left.

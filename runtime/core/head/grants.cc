@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/probe.h"
 #include "runtime/core/head/copies.h"
 #include "runtime/core/head/directories.h"
 #include "runtime/core/head/faults.h"
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
+#include "runtime/core/head/members.h"
 #include "runtime/core/values/rank_notes.h"
 
 namespace gtrain::core {
@@ -19,146 +21,51 @@ namespace {
 constexpr int kPortFirst = 20'000,
               kPortCount = 10'000;  // below Linux's ephemeral range, if an agent named none
 
-// Whether the process may go on in the place: on its machine, with the GPUs that it was started with.
-bool Fits(const RankPlace& was, const RankPlace& place, bool same_rank) {
-  return was.gpus == place.gpus && (!same_rank || was.rank == place.rank);
-}
-
-// Names in `places` which of the processes that wait go on there: each as the rank that it was, where it can.
-// For r ranks a node, each rank costs r steps here.
-void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>>& waiting,
-                   std::vector<RankPlace>& places) {
-  if (waiting.empty() || !job.record.grant) return;
-  const GenerationGrant& last = *job.record.grant;
-  std::map<NodeId, std::vector<RankPlace>> before;  // of those that wait
-  for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
-    RankPlace place = PlaceOfRank(last, number);
-    place.process = ProcessOf(last, number);
-    const auto there = waiting.find(place.node);
-    const bool waits = there != waiting.end() && std::ranges::count(there->second, place.process) > 0 &&
-                       !job.hung.contains(place.process);
-    if (waits) before[place.node].push_back(place);
+// The grant that follows the newest of the job, without its places.
+GenerationGrant NextOf(const Job& job) {
+  const JobRecord& record = job.record;
+  const bool resumes = record.generation.value > 0 && !record.faults.empty() &&
+                       record.faults.back().kind != FaultKind::kAddressInUse;
+  GenerationGrant grant;
+  grant.job = record.id;
+  grant.generation = record.generation.Next();
+  grant.timeline = record.timeline.value == 0 || resumes ? record.timeline.Next() : record.timeline;
+  grant.restart_count = record.restarts;
+  // A program with the SDK finds what is its own by itself, whatever the user asked for at the launch.
+  const bool by_hand = job.checkpoint && job.checkpoint->manifest.empty();
+  grant.resume = by_hand ? "latest" : record.resume;
+  if (job.checkpoint && !by_hand) {
+    const CheckpointRecord& newest = *job.checkpoint;
+    grant.newest =
+        CheckpointReport{record.id, newest.generation, newest.timeline, newest.step, newest.manifest, ""};
   }
-  for (const bool same_rank : {true, false}) {
-    for (RankPlace& place : places) {
-      if (place.process.generation.value != 0) continue;
-      std::vector<RankPlace>& here = before[place.node];
-      const auto it = std::ranges::find_if(
-          here, [&](const RankPlace& was) { return Fits(was, place, same_rank); });
-      if (it == here.end()) continue;
-      place.process = it->process;
-      here.erase(it);
-    }
+  grant.takeover = record.takeover;
+  return grant;
+}
+
+// Why the ranks of the newest grant are where they are, with a word on those that wait beside them.
+std::string ReasonOf(const Job& job, const std::string& placement) {
+  const GenerationGrant& grant = *job.record.grant;
+  const size_t waiting = grant.waiting.size();
+  if (waiting == 0) return placement;
+  GT_PROBE("head.grants_beside");
+  const int whole = job.RanksOf(grant);
+  if (whole > grant.world_size) {
+    return absl::StrCat(grant.world_size, " of ", whole, " ranks go on, the others come up beside them (",
+                        placement, ")");
   }
+  return absl::StrCat(grant.world_size, " ranks, ", waiting, waiting == 1 ? " spare" : " spares", " (",
+                      placement, ")");
 }
 
-// Ranks, and of each machine those that are members and all.
-struct Count {
-  std::map<NodeId, std::pair<int, int>> of_node;
-  int members = 0;
-
-  int Nodes() const {  // that have any
-    return static_cast<int>(
-        std::ranges::count_if(of_node, [](const auto& node) { return node.second.first > 0; }));
+// What ranks said of themselves holds until this generation says something else: it may take a while to find
+// out again.
+void KeepNotes(Job& job) {
+  for (const char* kind : {kOwnerNote, kStorageNote}) {
+    if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())
+      job.notes_before[kind] = said->second;
   }
-};
-
-Count CountOf(const std::vector<RankPlace>& places, const std::vector<bool>& members) {
-  Count count;
-  for (size_t i = 0; i < places.size(); ++i) {
-    auto& [here, all] = count.of_node[places[i].node];
-    all += 1;
-    if (!members[i]) continue;
-    here += 1;
-    ++count.members;
-  }
-  return count;
-}
-
-// Whether the members are a job of their own, until the others have come up.
-bool MayGoAlone(const Job& job, const Count& count) {
-  if (count.members == 0 || count.members % job.demand.unit != 0) return false;
-  const int size = job.demand.count_nodes ? count.Nodes() : count.members;
-  return size >= job.demand.min;
-}
-
-// Adds those of the places for which `may` holds, in their order, as far as the job may have as many.
-template <class May>
-void AddMembers(const Job& job, const std::vector<RankPlace>& places, const May& may,
-                std::vector<bool>& members) {
-  Count count = CountOf(places, members);
-  int nodes = count.Nodes();
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (members[i] || !may(places[i])) continue;
-    int& here = count.of_node[places[i].node].first;
-    const bool room = job.demand.count_nodes ? here > 0 || nodes < job.demand.max : count.members < job.demand.max;
-    if (!room) continue;
-    nodes += here == 0 ? 1 : 0;
-    ++here;
-    ++count.members;
-    members[i] = true;
-  }
-}
-
-// Which of the places are members: those that were, then those that wait and could be. Where these are not
-// enough, also those where a process is to be started.
-std::vector<bool> MembersOf(const Job& job, const std::vector<RankPlace>& places) {
-  std::set<ProcessId> were;
-  if (job.record.grant) {
-    for (const RankPlace& place : job.record.grant->ranks) were.insert(ProcessOf(*job.record.grant, place.rank));
-  }
-  // A job that counts nodes has whole ones: what is left of another waits for the others there.
-  std::set<NodeId> part;
-  for (const RankPlace& place : places) {
-    if (job.demand.count_nodes && place.process.generation.value == 0) part.insert(place.node);
-  }
-  const auto goes_on = [&](const RankPlace& place) {
-    return place.process.generation.value != 0 && !part.contains(place.node);
-  };
-  std::vector<bool> members(places.size());
-  AddMembers(job, places, [&](const RankPlace& place) { return goes_on(place) && were.contains(place.process); },
-             members);
-  AddMembers(job, places, goes_on, members);
-  std::vector<bool> all = members;
-  AddMembers(job, places, [](const RankPlace&) { return true; }, all);
-  return MayGoAlone(job, CountOf(places, members)) ? members : all;
-}
-
-// Numbers ranks anew, and those of each machine.
-void Number(std::vector<RankPlace>& places, int first, std::map<NodeId, int>& of_node) {
-  for (RankPlace& place : places) {
-    place.rank = first++;
-    place.local_rank = of_node[place.node]++;
-  }
-}
-
-// Which processes are the next generation, and which wait beside it: spares, and where some go on and are
-// enough, those that are to be started, so that nobody waits for them.
-void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant) {
-  NameProcesses(job, job.kept, places);
-  const std::vector<bool> members = MembersOf(job, places);
-  for (size_t i = 0; i < places.size(); ++i) (members[i] ? grant.ranks : grant.waiting).push_back(places[i]);
-  NameProcesses(job, job.coming, grant.waiting);
-  if (grant.waiting.empty()) return;
-  std::map<NodeId, int> of_node;
-  Number(grant.ranks, 0, of_node);
-  Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
-}
-
-// Of those that wait, for whom it goes on.
-std::map<ProcessId, Instant> WaitingSince(const Job& job) {
-  std::map<ProcessId, Instant> since;
-  for (size_t i = 0; i < job.waiting.size(); ++i)
-    since[ProcessOf(*job.record.grant, static_cast<int>(job.ranks.size() + i))] = job.waiting[i].since;
-  return since;
-}
-
-// Rank 0 is on the first of them.
-std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes) {
-  std::set<NodeId> of_ranks;
-  for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
-  std::ranges::stable_partition(nodes, [&](const NodeId& node) { return of_ranks.contains(node); });
-  return nodes;
+  job.rank_notes.clear();
 }
 
 }  // namespace
@@ -208,26 +115,11 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   JobRecord& record = job.record;
   if (record.grant) job.past[record.generation] = *record.grant;
   if (job.past.size() > 16) job.past.erase(job.past.begin());
-  const bool resumes = record.generation.value > 0 && !record.faults.empty() &&
-                       record.faults.back().kind != FaultKind::kAddressInUse;
-  GenerationGrant grant;
-  grant.job = record.id;
-  grant.generation = record.generation.Next();
-  grant.timeline = record.timeline.value == 0 || resumes ? record.timeline.Next() : record.timeline;
-  grant.restart_count = record.restarts;
-  // A program with the SDK finds what is its own by itself, whatever the user asked for at the launch.
-  const bool by_hand = job.checkpoint && job.checkpoint->manifest.empty();
-  grant.resume = by_hand ? "latest" : record.resume;
-  if (job.checkpoint && !by_hand) {
-    const CheckpointRecord& newest = *job.checkpoint;
-    grant.newest =
-        CheckpointReport{record.id, newest.generation, newest.timeline, newest.step, newest.manifest, ""};
-  }
-  grant.takeover = record.takeover;
+  GenerationGrant grant = NextOf(job);
   const std::map<ProcessId, Instant> since = WaitingSince(job);
   Divide(job, ToRankPlaces(placement), grant);
-  grant.world_size = static_cast<int>(grant.ranks.size());
-  for (const NodeId& id : NodesOf(grant, placement.nodes)) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
+  for (const NodeId& id : NodesOf(grant, placement.nodes))
+    grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
   Keep(record, grant);
   grant.master_address = grant.nodes[0].address;
@@ -240,26 +132,13 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.blocked_by.clear();
   job.not_before.reset();
   job.granted_here = true;
-  job.placement_reason = placement.reason;
-  if (const size_t waiting = record.grant->waiting.size(); waiting > 0) {
-    GT_PROBE("head.grants_beside");
-    const int world = record.grant->world_size, whole = job.RanksOf(*record.grant);
-    job.placement_reason =
-        whole > world
-            ? absl::StrCat(world, " of ", whole, " ranks go on, the others come up beside them (",
-                           placement.reason, ")")
-            : absl::StrCat(world, " ranks, ", waiting, waiting == 1 ? " spare" : " spares", " (",
-                           placement.reason, ")");
-    if (whole > world) job.sizing.planned = false;  // what was planned begins when they join
-  }
+  job.placement_reason = ReasonOf(job, placement.reason);
+  // What was planned begins when they join.
+  if (job.RanksOf(*record.grant) > record.grant->world_size) job.sizing.planned = false;
   job.sizing.goes_back = false;
   if (job.Size() == job.demand.max) job.sizing.asked = false;  // done: what is lost later, nobody asked for
   ResetLive(job, now);
-  for (WaitingRank& one : job.waiting) {
-    const int number = static_cast<int>(job.ranks.size() + (&one - job.waiting.data()));
-    const auto it = since.find(ProcessOf(*record.grant, number));
-    if (it != since.end()) one.since = it->second;
-  }
+  KeepWaitingSince(since, job);
   if (!job.run_mark) {
     job.run_mark = now;
     job.record.started_at = context_.Wall(now);
@@ -335,12 +214,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.idle = 0;
   job.idle_from = {};
   job.sizing.room_since.reset();
-  // These notes hold until this generation writes others: it may take a while to find out again.
-  for (const char* kind : {kOwnerNote, kStorageNote}) {
-    if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())
-      job.notes_before[kind] = said->second;
-  }
-  job.rank_notes.clear();
+  KeepNotes(job);
   job.leave.reset();
   job.paces.clear();
   job.broken_links.clear();

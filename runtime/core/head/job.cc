@@ -47,8 +47,7 @@ bool Job::SurvivorsWait() const {
   if (kept.empty() || !record.grant) return false;
   return std::ranges::any_of(record.grant->ranks, [&](const RankPlace& place) {
     const auto there = kept.find(place.node);
-    return there != kept.end() &&
-           std::ranges::count(there->second, ProcessOf(*record.grant, place.rank)) > 0;
+    return there != kept.end() && std::ranges::count(there->second, ProcessOf(*record.grant, place.rank)) > 0;
   });
 }
 

@@ -43,10 +43,10 @@ struct RankLive {
 
 // A process that comes up beside the generation (newcomers.h).
 struct WaitingRank {
-  RankStatus status;  // joined: it could go on in the next one
-  Instant since;      // it was started, as far as this head knows
-  bool over = false;  // nobody waits for it
-  bool ended = false; // its exit was heard
+  RankStatus status;   // joined: it could go on in the next one
+  Instant since;       // it was started, as far as this head knows
+  bool over = false;   // nobody waits for it
+  bool ended = false;  // its exit was heard
 };
 
 // How the ranks of a node compare with those of the others of their job (progress.h).
@@ -144,8 +144,8 @@ struct Job {
   std::optional<Instant> running_since;             // all of its ranks have started
   std::optional<Instant> join_at;                   // those that have come up join then, whoever else has not
   int join_failures = 0;                            // in a row
-  std::optional<Instant> keep_until;              // no longer, where no room is found
-  std::set<ProcessId> hung;                       // that are to blame for its end: they do not go on
+  std::optional<Instant> keep_until;                // no longer, where no room is found
+  std::set<ProcessId> hung;                         // that are to blame for its end: they do not go on
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
   std::map<NodeId, NodePace> paces;
   std::optional<Instant> links_at;  // which node to do without is decided then

@@ -22,7 +22,8 @@ class Stalls;
 class JobTimers {
  public:
   JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
-            Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls, Polls& polls);
+            Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls,
+            Polls& polls);
 
   void Run(Job& job, Instant now);
   // Holds also between two generations: one that is granted only to be ended at once helps nobody.

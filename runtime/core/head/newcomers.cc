@@ -31,9 +31,7 @@ bool MayReform(const Job& job) {
 }
 
 // How many of those that wait are to join: not the spares.
-int WantedOf(const Job& job) {
-  return job.RanksOf(*job.record.grant) - job.record.grant->world_size;
-}
+int WantedOf(const Job& job) { return job.RanksOf(*job.record.grant) - job.record.grant->world_size; }
 
 // Each generation makes a step: else those that go on would stand still for as long as others come.
 Instant MayReformFrom(const Job& job) {
@@ -55,8 +53,9 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   if (one == nullptr || one->ended || !job.Live()) return;
   GT_PROBE("head.newcomer_ends");
   one->over = one->ended = true;
-  context_.Emit(job, "newcomer",
-                absl::StrCat(faults_.FaultOf(job, exit).message, "; it came up to join the others, which go on"));
+  context_.Emit(
+      job, "newcomer",
+      absl::StrCat(faults_.FaultOf(job, exit).message, "; it came up to join the others, which go on"));
   context_.Dirty(job);
   Consider(job, now);
 }
@@ -108,10 +107,9 @@ void Newcomers::Join(Job& job, int ready, Instant now) {
   if (ready == 0) GT_PROBE("head.newcomers_again");
   job.join_at.reset();
   if (ready > 0) job.join_failures = 0;
-  const std::string what =
-      ready == 0 ? "ranks that were to join are started anew"
-                 : absl::StrCat(ready, ready == 1 ? " rank joins" : " ranks join", " the ", job.ranks.size(),
-                                " that run");
+  const std::string what = ready == 0 ? "ranks that were to join are started anew"
+                                      : absl::StrCat(ready, ready == 1 ? " rank joins" : " ranks join",
+                                                     " the ", job.ranks.size(), " that run");
   life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, context_.config().reform_grace, what, now);
 }
 

@@ -86,8 +86,8 @@ TEST_F(NewcomersTest, SurvivorsGoOnAloneAndTheOtherJoins) {
   FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 1}, {{2}, 3}}});
   FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
   EXPECT_THAT(Newest().waiting, IsEmpty());
-  EXPECT_THAT(Processes(Newest().ranks),
-              UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{2}, 3}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{2}, 3},
+                                                              ProcessId{{1}, 2}, ProcessId{{1}, 3}));
   EXPECT_EQ(Newest().ranks[1].process, (ProcessId{{2}, 3})) << "the ranks of a machine are neighbours";
   EXPECT_EQ(Status(job).at("restarts"), 1) << "that it joins is not charged";
 }
@@ -191,8 +191,7 @@ TEST_F(NewcomersTest, ASpareTakesThePlaceAtOnce) {
   FromNode(first, GenerationGone{job, {1}, true, "", {{{1}, 1}}});
   FromNode(spare, GenerationGone{job, {1}, true, "", {{{1}, 2}}});
   EXPECT_EQ(Newest().world_size, 2);
-  EXPECT_THAT(Processes(Newest().ranks),
-              UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}));
+  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}));
   EXPECT_THAT(Processes(Newest().waiting), ElementsAre(ProcessId{}));
 }
 

@@ -15,6 +15,16 @@ void SortByNode(const GenerationGrant& grant, std::vector<NodeId>& places) {
   std::ranges::stable_sort(places, {}, [&](const NodeId& node) { return index[node]; });
 }
 
+// What the ranks of the job and those beside them take.
+void OccupyAll(const Job& job, const std::map<NodeId, plan::NodeView*>& by_node) {
+  for (const auto* ranks : {&job.record.grant->ranks, &job.record.grant->waiting}) {
+    for (const RankPlace& rank : *ranks) {
+      const auto it = by_node.find(rank.node);
+      if (it != by_node.end() && job.HoldsRoomOn(rank.node)) Occupy(*it->second, rank, job.demand);
+    }
+  }
+}
+
 }  // namespace
 
 // Whether views_ is not what this job sees: it counts what the job itself still has, and nodes it avoids.
@@ -67,12 +77,7 @@ std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting) const {
     if (&job == &wanting || !job.record.grant) continue;
     const std::vector<NodeId>& unreleased = job.record.unreleased;
     if (!job.Occupies() && unreleased.empty()) continue;
-    for (const auto* ranks : {&job.record.grant->ranks, &job.record.grant->waiting}) {
-      for (const RankPlace& rank : *ranks) {
-        const auto it = by_node.find(rank.node);
-        if (it != by_node.end() && job.HoldsRoomOn(rank.node)) Occupy(*it->second, rank, job.demand);
-      }
-    }
+    OccupyAll(job, by_node);
     // These nodes hold an older generation than the newest grant, so how much it takes there is not known any
     // more.
     for (const NodeId& id : unreleased) {

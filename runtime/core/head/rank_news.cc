@@ -33,8 +33,7 @@ bool IsRankOf(const Job& job, int rank) {
 }  // namespace
 
 RankNews::RankNews(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Progress& progress,
-                   Stalls& stalls, Sizing& sizing, Leaves& leaves, Newcomers& newcomers,
-                   Recovery& recovery)
+                   Stalls& stalls, Sizing& sizing, Leaves& leaves, Newcomers& newcomers, Recovery& recovery)
     : context_(context),
       model_(model),
       config_(context.config()),

@@ -362,9 +362,10 @@ absl::Status Sizing::MayHaveSize(const Job& job, const plan::Demand& whole, int 
 std::string Sizing::ScaleAnswer(const Job& job, const plan::Demand& whole, const plan::Placement& placement,
                                 const ClientScale& scale, int size, bool starts) const {
   const JobRecord& record = job.record;
-  const size_t room = !placement.placed   ? 0
-                      : whole.count_nodes ? std::min(placement.nodes.size(), static_cast<size_t>(job.demand.max))
-                                          : RanksIn(job, placement);
+  const size_t room = !placement.placed ? 0
+                      : whole.count_nodes
+                          ? std::min(placement.nodes.size(), static_cast<size_t>(job.demand.max))
+                          : RanksIn(job, placement);
   const char* when = !job.Live() || record.ending == Ending::kReform ? "at its next start"
                      : size == job.demand.max                        ? "has them"
                      : scale.now && starts                           ? "as soon as all its ranks run"

@@ -1,0 +1,164 @@
+#include "runtime/core/head/members.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "runtime/core/head/gang.h"
+
+namespace gtrain::core {
+namespace {
+
+// Whether the process may go on in the place: on its machine, with the GPUs that it was started with.
+bool Fits(const RankPlace& was, const RankPlace& place, bool same_rank) {
+  return was.gpus == place.gpus && (!same_rank || was.rank == place.rank);
+}
+
+// Names in `places` which of the processes that wait go on there: each as the rank that it was, where it can.
+// For r ranks a node, each rank costs r steps here.
+void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>>& waiting,
+                   std::vector<RankPlace>& places) {
+  if (waiting.empty() || !job.record.grant) return;
+  const GenerationGrant& last = *job.record.grant;
+  std::map<NodeId, std::vector<RankPlace>> before;  // of those that wait
+  for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
+    RankPlace place = PlaceOfRank(last, number);
+    place.process = ProcessOf(last, number);
+    const auto there = waiting.find(place.node);
+    const bool waits = there != waiting.end() && std::ranges::count(there->second, place.process) > 0 &&
+                       !job.hung.contains(place.process);
+    if (waits) before[place.node].push_back(place);
+  }
+  for (const bool same_rank : {true, false}) {
+    for (RankPlace& place : places) {
+      if (place.process.generation.value != 0) continue;
+      std::vector<RankPlace>& here = before[place.node];
+      const auto it =
+          std::ranges::find_if(here, [&](const RankPlace& was) { return Fits(was, place, same_rank); });
+      if (it == here.end()) continue;
+      place.process = it->process;
+      here.erase(it);
+    }
+  }
+}
+
+// Ranks, and of each machine those that are members and all.
+struct Count {
+  std::map<NodeId, std::pair<int, int>> of_node;
+  int members = 0;
+
+  int Nodes() const {  // that have any
+    return static_cast<int>(
+        std::ranges::count_if(of_node, [](const auto& node) { return node.second.first > 0; }));
+  }
+};
+
+Count CountOf(const std::vector<RankPlace>& places, const std::vector<bool>& members) {
+  Count count;
+  for (size_t i = 0; i < places.size(); ++i) {
+    auto& [here, all] = count.of_node[places[i].node];
+    all += 1;
+    if (!members[i]) continue;
+    here += 1;
+    ++count.members;
+  }
+  return count;
+}
+
+// Whether the members are a job of their own, until the others have come up.
+bool MayGoAlone(const Job& job, const Count& count) {
+  if (count.members == 0 || count.members % job.demand.unit != 0) return false;
+  const int size = job.demand.count_nodes ? count.Nodes() : count.members;
+  return size >= job.demand.min;
+}
+
+// Adds those of the places for which `may` holds, in their order, as far as the job may have as many.
+template <class May>
+void AddMembers(const Job& job, const std::vector<RankPlace>& places, const May& may,
+                std::vector<bool>& members) {
+  Count count = CountOf(places, members);
+  int nodes = count.Nodes();
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (members[i] || !may(places[i])) continue;
+    int& here = count.of_node[places[i].node].first;
+    const bool room =
+        job.demand.count_nodes ? here > 0 || nodes < job.demand.max : count.members < job.demand.max;
+    if (!room) continue;
+    nodes += here == 0 ? 1 : 0;
+    ++here;
+    ++count.members;
+    members[i] = true;
+  }
+}
+
+// Which of the places are members: those that were, then those that wait and could be. Where these are not
+// enough, also those where a process is to be started.
+std::vector<bool> MembersOf(const Job& job, const std::vector<RankPlace>& places) {
+  std::set<ProcessId> were;
+  if (job.record.grant) {
+    for (const RankPlace& place : job.record.grant->ranks)
+      were.insert(ProcessOf(*job.record.grant, place.rank));
+  }
+  // A job that counts nodes has whole ones: what is left of another waits for the others there.
+  std::set<NodeId> part;
+  for (const RankPlace& place : places) {
+    if (job.demand.count_nodes && place.process.generation.value == 0) part.insert(place.node);
+  }
+  const auto goes_on = [&](const RankPlace& place) {
+    return place.process.generation.value != 0 && !part.contains(place.node);
+  };
+  std::vector<bool> members(places.size());
+  AddMembers(
+      job, places, [&](const RankPlace& place) { return goes_on(place) && were.contains(place.process); },
+      members);
+  AddMembers(job, places, goes_on, members);
+  std::vector<bool> all = members;
+  AddMembers(
+      job, places, [](const RankPlace&) { return true; }, all);
+  return MayGoAlone(job, CountOf(places, members)) ? members : all;
+}
+
+// Numbers ranks anew, and those of each machine.
+void Number(std::vector<RankPlace>& places, int first, std::map<NodeId, int>& of_node) {
+  for (RankPlace& place : places) {
+    place.rank = first++;
+    place.local_rank = of_node[place.node]++;
+  }
+}
+
+}  // namespace
+
+void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant) {
+  NameProcesses(job, job.kept, places);
+  const std::vector<bool> members = MembersOf(job, places);
+  for (size_t i = 0; i < places.size(); ++i) (members[i] ? grant.ranks : grant.waiting).push_back(places[i]);
+  NameProcesses(job, job.coming, grant.waiting);
+  grant.world_size = static_cast<int>(grant.ranks.size());
+  if (grant.waiting.empty()) return;
+  std::map<NodeId, int> of_node;
+  Number(grant.ranks, 0, of_node);
+  Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
+}
+
+std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes) {
+  std::set<NodeId> of_ranks;
+  for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
+  std::ranges::stable_partition(nodes, [&](const NodeId& node) { return of_ranks.contains(node); });
+  return nodes;
+}
+
+std::map<ProcessId, Instant> WaitingSince(const Job& job) {
+  std::map<ProcessId, Instant> since;
+  for (size_t i = 0; i < job.waiting.size(); ++i)
+    since[ProcessOf(*job.record.grant, static_cast<int>(job.ranks.size() + i))] = job.waiting[i].since;
+  return since;
+}
+
+void KeepWaitingSince(const std::map<ProcessId, Instant>& since, Job& job) {
+  for (size_t i = 0; i < job.waiting.size(); ++i) {
+    const auto it = since.find(ProcessOf(*job.record.grant, static_cast<int>(job.ranks.size() + i)));
+    if (it != since.end()) job.waiting[i].since = it->second;
+  }
+}
+
+}  // namespace gtrain::core
