@@ -3,7 +3,7 @@
 // {mode: in-place}`: with `ranks: {min: 3, max: 4}`, where the three that are left go on alone and the fourth
 // joins them later, and with `ranks: 4`, where they wait for it. Beside it the same program in a job that
 // restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
-// ranks; there, too, all four count.
+// ranks; there, too, all four count. `--only kills`: a hundred kills in one job.
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -35,6 +35,7 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 4, kPauseMs = 2;
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr char kPython[] = "/usr/bin/python3";
+constexpr char kThreeToFour[] = "{min: 3, max: 4}";
 
 int64_t NowNs() { return RealClock().Now().ns; }
 
@@ -130,19 +131,24 @@ class Bench {
 
   absl::StatusOr<double> Ours(const std::string& mode, Until until = Until::kAllStep) {
     const bool alone = until == Until::kSurvivorsStep;
-    GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
-    const std::string job = folder / "job.yaml";
-    std::ofstream(job) << "name: " << mode << "\nrun: [" << rank_.string() << ", " << folder.string()
-                       << ", \"60000000\", \"60\", \"" << kPauseMs
-                       << "\", \"1000\"]\nranks: " << (alone ? "{min: 3, max: 4}" : "4")
-                       << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
-                       << "resources: {cpus: 1, oversubscribe: true}\ncheckpoint: {uri: " << folder.string()
-                       << "/ckpt, every: 20 steps}\n";
-    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", job}));
-    if (alone) GT_RETURN_IF_ERROR(GrowToFour(mode));
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Launch(mode, alone ? kThreeToFour : "4", mode));
     absl::StatusOr<double> took = KillOne(folder, until, rng_);
     const absl::Status stopped = Run({cluster_.gtrain(), "stop", mode, "--now"});
     return took.ok() && !stopped.ok() ? stopped : took;
+  }
+
+  // One job that loses a rank again and again.
+  absl::StatusOr<std::vector<double>> Kills(const std::string& ranks, const std::string& elastic, Until until,
+                                            int kills) {
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Launch("kills", ranks, elastic));
+    std::vector<double> all;
+    for (int kill = 0; kill < kills; ++kill) {
+      poll(nullptr, 0, 300);  // for a spare to come up: nothing that is measured
+      GT_ASSIGN_OR_RETURN(const double took, KillOne(folder, until, rng_));
+      all.push_back(took);
+    }
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "stop", "kills", "--now"}));
+    return all;
   }
 
   // Without --redirects and --tee torch 1.13 does not start under Python 3.11, which lists no flag of value
@@ -162,9 +168,20 @@ class Bench {
   }
 
  private:
-  // CPUs are shared for the sake of the least number of ranks, so a person has to ask for the fourth.
-  absl::Status GrowToFour(const std::string& job) {
-    return Run({cluster_.gtrain(), "scale", "-n", absl::StrCat(kRanks), "--now", job});
+  absl::StatusOr<fs::path> Launch(const std::string& name, const std::string& ranks,
+                                  const std::string& mode) {
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
+    const std::string job = folder / "job.yaml";
+    std::ofstream(job) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
+                       << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << ranks
+                       << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
+                       << "resources: {cpus: 1, oversubscribe: true}\ncheckpoint: {uri: " << folder.string()
+                       << "/ckpt, every: 20 steps}\n";
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", job}));
+    // CPUs are shared for the sake of the least number of ranks, so a person has to ask for the fourth.
+    if (ranks == kThreeToFour)
+      GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "scale", "-n", absl::StrCat(kRanks), "--now", name}));
+    return folder;
   }
 
   absl::StatusOr<fs::path> Folder() {
@@ -180,11 +197,46 @@ class Bench {
   int runs_ = 0;
 };
 
+double Quantile(std::vector<double> values, double part) {
+  std::ranges::sort(values);
+  return values[std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())))];
+}
+
+// Whether the last of many kills costs what the first did.
+absl::Status PrintKills(Bench& bench, int kills) {
+  struct Row {
+    const char *what, *ranks, *elastic;
+    Until until;
+  };
+  constexpr Row kRows[] = {
+      {"three go on alone", kThreeToFour, "in-place", Until::kSurvivorsStep},
+      {"a spare takes the place, all four", "4", "in-place, spares: 1", Until::kAllStep},
+      {"a process is started in the place, all four", "4", "in-place", Until::kAllStep},
+  };
+  std::printf("%d kills in one job, ms%32s %8s %8s %8s %12s %11s\n", kills, "median", "p90", "p99", "max",
+              "first tenth", "last tenth");
+  for (const Row& row : kRows) {
+    GT_ASSIGN_OR_RETURN(const std::vector<double> all, bench.Kills(row.ranks, row.elastic, row.until, kills));
+    const auto tenth = std::max<ptrdiff_t>(1, std::ssize(all) / 10);
+    std::printf("%-46s %8.1f %8.1f %8.1f %8.1f %12.1f %11.1f\n", row.what, Quantile(all, 0.5),
+                Quantile(all, 0.9), Quantile(all, 0.99), Quantile(all, 1),
+                Quantile({all.begin(), all.begin() + tenth}, 0.5),
+                Quantile({all.end() - tenth, all.end()}, 0.5));
+  }
+  return absl::OkStatus();
+}
+
 int Main(const Options& options) {
   Bench bench(options);
   if (const absl::Status started = bench.Start(); !started.ok()) {
     std::fprintf(stderr, "bench_elastic: %s\n", started.ToString().c_str());
     return 1;
+  }
+  if (options.only == "kills") {
+    const absl::Status printed = PrintKills(bench, options.quick ? 10 : 100);
+    bench.Stop();
+    if (!printed.ok()) std::fprintf(stderr, "bench_elastic: %s\n", printed.ToString().c_str());
+    return printed.ok() ? 0 : 1;
   }
   Comparison comparison{"a rank of four is killed: until the others step on",
                         "ms",
@@ -210,4 +262,6 @@ int Main(const Options& options) {
 }  // namespace
 }  // namespace gtrain::bench
 
-int main(int argc, char** argv) { return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv)); }
+int main(int argc, char** argv) {
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"kills"}));
+}
