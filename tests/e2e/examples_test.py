@@ -4,12 +4,14 @@ import os
 import re
 import signal
 import subprocess
+import time
 import unittest
 
 import harness
 from harness import SOURCE, wait_until
 
 CHAR_LM = os.path.join(harness.BUILD, 'examples', 'char_lm')
+SOFTMAX = os.path.join(harness.BUILD, 'examples', 'fashion_softmax')
 FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
 LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
 DATA = '/usr/share/datasets/fashion-mnist'
@@ -49,6 +51,46 @@ class ExamplesTest(harness.GtrainTest):
         pids = self.wait_while(launch, f'{ranks} ranks of {program}',
                                lambda: (lambda p: p if len(p) == ranks else None)(self.ranks_of(program)))
         os.kill(pids[rank], signal.SIGKILL)
+
+    @unittest.skipUnless(os.path.exists(SOFTMAX) and os.path.exists(DATA), 'needs zlib and dataset-fashion-mnist')
+    def test_fashion_softmax_loses_ranks_and_nothing_else(self):
+        """P1, N7: survivors keep their processes, each sample is trained once, and the model is what it would have been.
+        GTRAIN_SOAK=1: a kill every five seconds for five minutes."""
+        epochs, kills = (2500, 60) if harness.SOAK else (12, 3)
+        alone = subprocess.run([SOFTMAX, str(epochs)], capture_output=True, text=True, check=True)
+        self.gtrain('launch', '-d', self.job_file('softmax', f'''
+name: softmax
+run: {SOFTMAX} {epochs}
+ranks: {{min: 2, max: 4}}
+elastic: {{mode: in-place}}
+restart: {{budget: 10000}}
+resources: {{cpus: 1, oversubscribe: true}}
+'''))
+        self.gtrain('scale', '-n', '4', 'softmax', '--now')
+        lost, pids = 0, {}
+        for kill in range(kills):
+            def all_step():
+                job = self.job('softmax')
+                return job['state'] == 'SUCCEEDED' or (job['world_size'] == 4 and all(rank['step'] for rank in job['ranks']) and job)
+            job = wait_until('four ranks that step', all_step, TRAINING)
+            if job is True:
+                break
+            due = time.monotonic() + (5 if harness.SOAK else 0)
+            wait_until('the next kill', lambda: time.monotonic() >= due)
+            pids = {rank['pid'] for rank in self.job('softmax')['ranks']}
+            victim = self.job('softmax')['ranks'][kill % 4]['pid']
+            os.kill(victim, signal.SIGKILL)
+            lost += 1
+            wait_until('the others', lambda: (lambda job: job['generation'] and victim not in {rank['pid'] for rank in job['ranks']})(self.job('softmax')))
+            now = {rank['pid'] for rank in self.job('softmax')['ranks']}
+            self.assertLess(pids - {victim}, now | {0}, 'who survives keeps its process')
+        self.assertGreaterEqual(lost, 2)
+        self.wait_for_state('softmax', 'SUCCEEDED', seconds=TRAINING)
+        self.gtrain('data', 'audit', 'softmax')
+        said = [re.search(r'test accuracy ([0-9.]+)', text) for text in (alone.stdout, self.gtrain('logs', 'softmax').stdout)]
+        self.assertTrue(all(said), said)
+        self.assertAlmostEqual(float(said[0].group(1)), float(said[1].group(1)), delta=0.003)
+        print(f'\n{lost} kills; accuracy {said[0].group(1)} undisturbed, {said[1].group(1)} with them', flush=True)
 
     @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
     def test_fashion_mnist_resumes_after_a_killed_rank_and_learns(self):
