@@ -367,7 +367,7 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
 
     def test_job_files_of_the_examples_are_valid(self):
         files = glob.glob(os.path.join(SOURCE, 'examples', '*', 'job.yaml'))
-        self.assertEqual(len(files), 4)
+        self.assertEqual(len(files), 5)
         for path in files:
             self.gtrain('validate', path)
 
