@@ -106,7 +106,8 @@ RankOutput MakeOutput(const LogsRequest& request) {
 
 // How many ranks a generation had. An older head does not say it: then as many as the newest.
 absl::StatusOr<int> RanksOf(Cluster& cluster, const JobDoc& job, uint64_t generation) {
-  if (generation == job.generation) return job.world_size;
+  // With those that wait beside the ranks.
+  if (generation == job.generation) return std::max(job.world_size, static_cast<int>(job.ranks.size()));
   GT_ASSIGN_OR_RETURN(const std::string json,
                       Ask(cluster, core::ClientLogs{JobId(job.id), generation, 0, false, 0, 4}));
   GT_ASSIGN_OR_RETURN(const LogDoc log, ParseLogDoc(json));

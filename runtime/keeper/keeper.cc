@@ -292,7 +292,8 @@ void Keeper::RepeatToNewAgent() {
     bool later = false;
     for (auto& [number, rank] : record.ranks) {
       for (const RelayUp& relay : rank->relays) agent.Tell(relay);
-      if (rank->spec.waits && rank->released && !rank->exit) agent.Tell(Ready{generation, number});
+      if ((rank->spec.waits ? rank->released : rank->stays) && !rank->exit)
+        agent.Tell(Ready{generation, number});
       if (ToldAfterRelays(*rank)) {
         agent.Tell(*rank->exit);
         later = true;

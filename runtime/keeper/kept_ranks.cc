@@ -17,6 +17,8 @@ namespace gtrain::keeper {
 
 namespace {
 
+constexpr int64_t kLongestMs = 15 * 60 * 1000, kLookMs = 10'000, kEndingGraceMs = 5000;
+
 // The body of kKeeperMember.
 std::string Environment(const StartRank& start) {
   std::string text;
@@ -73,7 +75,7 @@ void KeptRanks::Take(GenerationRecord& record) {
     ranks_.LetGo(rank);
     rank.relays.clear();  // they were about a generation that is over
     rank.relay_bytes = 0;
-    kept_[number] = {std::move(it->second), generation};
+    kept_[number] = {std::move(it->second), generation, context_.now_ms};
     it = record.ranks.erase(it);
   }
 }
@@ -118,6 +120,7 @@ void KeptRanks::End(uint64_t generation, int64_t grace_ms) {
 
 void KeptRanks::Advance() {
   EndOrphans();
+  EndForgotten();
   if (ending_ == 0) return;
   for (auto& [number, waiting] : kept_) {
     if (waiting.kill_at_ms == 0 || context_.now_ms < waiting.kill_at_ms || waiting.killed) continue;
@@ -145,6 +148,20 @@ std::optional<int> KeptRanks::NumberOf(const Kept& born) const {
     if (waiting.rank->born == born) return number;
   }
   return std::nullopt;
+}
+
+// Heads end what waits in vain after ten minutes, and a lease what has no agent. Agents that come and go, and
+// that no head takes, do neither.
+void KeptRanks::EndForgotten() {
+  if (kept_.empty() || context_.now_ms < next_look_ms_) return;
+  next_look_ms_ = context_.now_ms + kLookMs;
+  std::vector<ProcessEntry> processes;
+  for (auto& [number, waiting] : kept_) {
+    if (waiting.kill_at_ms != 0 || context_.now_ms - waiting.since_ms < kLongestMs) continue;
+    waiting.kill_at_ms = context_.now_ms + kEndingGraceMs;
+    ++ending_;
+    ranks_.Term(*waiting.rank, &processes);
+  }
 }
 
 // Nothing else would find them before a generation ends. One look at all processes, however many have died.

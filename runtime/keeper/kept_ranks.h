@@ -58,11 +58,13 @@ class KeptRanks final : public ChildOwner {
   struct Waiting {
     std::unique_ptr<RankProcess> rank;
     uint64_t generation = 0;  // that it was in last
-    int64_t kill_at_ms = 0;   // 0: it may wait
+    int64_t since_ms = 0;
+    int64_t kill_at_ms = 0;  // 0: it may wait
     bool killed = false;
   };
 
   void EndOrphans();
+  void EndForgotten();
 
   Context& context_;
   Connections& connections_;
@@ -71,6 +73,7 @@ class KeptRanks final : public ChildOwner {
   std::map<int, Waiting> kept_;  // by a number, under which Connections has it as a rank of kNoGeneration
   int next_ = 0;
   size_t ending_ = 0;
+  int64_t next_look_ms_ = 0;    // at how long they have waited
   std::set<std::string> dead_;  // tokens of those that have died, whose orphans are to be ended
 };
 

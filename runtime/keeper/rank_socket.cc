@@ -115,6 +115,7 @@ void RankSocket::OnStays(RankConnection& connection, uint16_t kind, const char* 
   if (rank == nullptr) return;
   if (kind == kRankStays) {
     rank->stays = true;
+    if (!rank->spec.waits) context_.agent.Tell(Ready{connection.generation, connection.rank});
     return;
   }
   if (rank->spec.waits && rank->stays && !std::exchange(rank->released, true)) {
@@ -184,7 +185,9 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
       kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks | (waits ? kKeeperYouWait : 0);
   connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   if (waits)
-    return connection.Send(kKeeperRevoked, "this process waits for its place in the next generation");
+    return connection.Send(
+        kKeeperRevoked,
+        "this process waits for its place in the next generation, which one has that joined to stay");
   const GenerationRecord* record = context_.generations.Find(hello.generation);
   if (record->phase == Phase::kLive || !record->ordered) return;
   connection.Send(record->mode == End::kReform ? kKeeperRevoked : kKeeperStop, record->reason);

@@ -134,6 +134,7 @@ struct RankStatus {
   idle @16 :Int64;
   blockedIn @17 :Text;
   diverged @18 :Bool;
+  stays @19 :Bool;
 }
 
 struct HeldGeneration {

@@ -61,6 +61,7 @@ GT_FIELDS(core::RankStatus) {
   GT_DURATION(idle, Idle);
   GT_TEXT(blocked_in, BlockedIn, kNameBytesMax);
   GT_PLAIN(diverged, Diverged);
+  GT_PLAIN(stays, Stays);
 }
 GT_FIELDS(core::HeldGeneration) {
   GT_ID(job, Job);

@@ -450,6 +450,10 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
     ++kernel_.counts["generation takes in who came up beside it"];
     return std::nullopt;
   }
+  if (absl::StartsWith(reason, "spares are started") && spec != nullptr && spec->spares > 0) {
+    ++kernel_.counts["generation takes spares beside it"];
+    return std::nullopt;
+  }
   if (absl::StrContains(reason, "started anew") && truth.ended_beside) {
     ++kernel_.counts["generation starts anew who ended beside it"];
     return std::nullopt;

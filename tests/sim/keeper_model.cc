@@ -14,6 +14,7 @@ constexpr int64_t kGiveUp = 10 * kSec;
 constexpr size_t kRelaysMax = 256;
 constexpr int64_t kEndingGrace = 5 * kSec;  // where nobody says how much there is
 constexpr int64_t kQuit = 15 * kSec;
+constexpr int64_t kLongest = 15 * kMin;  // that a process waits
 
 // Once it has joined; of one that went on, since it was started.
 bool HasSession(const RankProcess& process) {
@@ -55,7 +56,9 @@ void KeeperModel::Attach(std::function<void(keeper::Report)> agent, int64_t leas
     bool later = false;
     for (auto& [rank, info] : generation.ranks) {
       for (const keeper::RelayUp& relay : info.relays) Tell(relay);
-      if (IsReady(*info.process) && !info.exit) Tell(keeper::Ready{number, rank});
+      const RankProcess& process = *info.process;
+      const bool ready = process.waits ? IsReady(process) : process.stays && process.alive;
+      if (ready && !info.exit) Tell(keeper::Ready{number, rank});
       if (!info.exit || info.acked || info.relays.empty()) continue;
       Tell(*info.exit);
       later = true;
@@ -308,6 +311,9 @@ void KeeperModel::Take(Generation& generation) {
     };
     checker_.RankKept(*process);
     kept_.push_back({process, generation.begin.generation});
+    kernel_.After(kLongest, [self = shared_from_this(), process, generation = generation.begin.generation] {
+      if (self->alive_ && process->kept) self->EndWaiting(process, generation);
+    });
     it = generation.ranks.erase(it);
   }
   if (lease_over_) EndKept(UINT64_MAX, kEndingGrace);
@@ -363,6 +369,20 @@ void KeeperModel::EndKept(uint64_t generation, int64_t grace) {
   }
 }
 
+// It has waited for longer than any head lets it.
+void KeeperModel::EndWaiting(const RankPtr& process, uint64_t generation) {
+  for (Waiting& waiting : kept_) {
+    if (waiting.process != process || waiting.generation != generation || waiting.ending) continue;
+    GT_PROBE("keeper.ends_who_waits_too_long");
+    waiting.ending = true;
+    ranks_.Term(process, false);
+    kernel_.After(kEndingGrace, [self = shared_from_this(), process] {
+      if (self->alive_ && process->kept && !process->stuck)
+        self->ranks_.KillProcess(process, keeper::Cause::kStopped, 0, 9);
+    });
+  }
+}
+
 // Nobody counts on it: where it was to go on, a process is started.
 void KeeperModel::KeptDied(const RankPtr& process) {
   std::erase_if(kept_, [&](const Waiting& waiting) {
@@ -391,6 +411,7 @@ void KeeperModel::Relay(uint64_t number, int which, const std::string& json) {
     std::erase_if(rank.relays,
                   [](const auto& held) { return held.json.find("\"progress\"") != std::string::npos; });
   }
+  if (json.find("\"joined\"") != std::string::npos && rank.process->stays) Tell(keeper::Ready{number, which});
   rank.relays.push_back({number, which, next_relay_++, json});
   if (rank.relays.size() > kRelaysMax) rank.relays.pop_front();
   Tell(rank.relays.back());

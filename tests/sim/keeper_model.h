@@ -66,6 +66,7 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   void Take(Generation& generation);
   bool GoOn(Generation& generation, const keeper::StartRank& start);
   void EndKept(uint64_t generation, int64_t grace);
+  void EndWaiting(const RankPtr& process, uint64_t generation);
   void KeptDied(const RankPtr& process);
   void Released(const RankPtr& process);
   void ComesUp(const RankPtr& process);

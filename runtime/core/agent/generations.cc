@@ -342,9 +342,9 @@ void Generations::OnStarted(const JobId& job, const keeper::Started& started) {
 void Generations::OnReady(const JobId& job, const keeper::Ready& ready) {
   AgentRank* rank = model_.Find(job, Generation{ready.generation}, ready.rank);
   if (rank == nullptr || rank->exit) return;
-  rank->sdk = true;
-  rank->status.state = RankState::kJoined;
-  rank->status_changed = true;
+  rank->sdk = rank->status.stays = rank->status_changed = true;
+  if (!model_.Find(job, Generation{ready.generation})->IsMember(ready.rank))
+    rank->status.state = RankState::kJoined;
   context_.Tell(RanksStarted{job, Generation{ready.generation}, {rank->status}});
 }
 

@@ -677,9 +677,11 @@ std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant at) {
         if (pace != job.paces.end() && pace->second.slow) holding.slow.push_back({node, pace->second.score});
       });
     }
-    for (const RankPlace& rank : job.record.grant->ranks) {
-      if (!job.HoldsRoomOn(rank.node)) continue;
-      with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.cpus, rank.gpus}); });
+    for (const auto* ranks : {&job.record.grant->ranks, &job.record.grant->waiting}) {
+      for (const RankPlace& rank : *ranks) {
+        if (!job.HoldsRoomOn(rank.node)) continue;
+        with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.cpus, rank.gpus}); });
+      }
     }
   }
   return now;

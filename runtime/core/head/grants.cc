@@ -54,8 +54,8 @@ std::string ReasonOf(const Job& job, const std::string& placement) {
     return absl::StrCat(grant.world_size, " of ", whole, " ranks go on, the others come up beside them (",
                         placement, ")");
   }
-  return absl::StrCat(grant.world_size, " ranks, ", waiting, waiting == 1 ? " spare" : " spares", " (",
-                      placement, ")");
+  return absl::StrCat(grant.world_size, grant.world_size == 1 ? " rank, " : " ranks, ", waiting,
+                      waiting == 1 ? " spare" : " spares", " (", placement, ")");
 }
 
 // What ranks said of themselves holds until this generation says something else: it may take a while to find

@@ -17,9 +17,12 @@ bool Job::HoldsNode(const NodeId& node) const {
 }
 
 bool Job::NeedsNode(const NodeId& node) const {
-  return std::any_of(record.grant->ranks.begin(), record.grant->ranks.end(), [&](const RankPlace& place) {
-    return place.node == node && ExitOf(place.rank) == nullptr;
+  const bool waits = std::ranges::any_of(waiting, [&](const WaitingRank& one) {
+    return !one.over && record.grant->waiting[static_cast<size_t>(&one - waiting.data())].node == node;
   });
+  return waits || std::ranges::any_of(record.grant->ranks, [&](const RankPlace& place) {
+           return place.node == node && ExitOf(place.rank) == nullptr;
+         });
 }
 
 bool Job::Unreleased(const NodeId& node) const {

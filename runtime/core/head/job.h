@@ -141,6 +141,7 @@ struct Job {
   std::map<NodeId, std::vector<ProcessId>> kept;    // processes that wait there for the next generation
   std::map<NodeId, std::vector<ProcessId>> coming;  // likewise, and have not come up
   std::vector<WaitingRank> waiting;                 // as GenerationGrant::waiting
+  bool stays = false;                               // its processes can go on, as far as this head knows
   std::optional<Instant> running_since;             // all of its ranks have started
   std::optional<Instant> join_at;                   // those that have come up join then, whoever else has not
   int join_failures = 0;                            // in a row
@@ -178,7 +179,7 @@ struct Job {
   // Wants a generation and has none.
   bool Wanting() const { return !IsFinal(record.state) && !Live() && record.ending == Ending::kNone; }
   bool HoldsNode(const NodeId& node) const;
-  // True when a rank there has not ended; the generation must live.
+  // True when a rank there has not ended, or waits beside the others; the generation must live.
   bool NeedsNode(const NodeId& node) const;
   // True when a generation that is over may still run processes there.
   bool Unreleased(const NodeId& node) const;

@@ -132,6 +132,8 @@ void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& gran
   NameProcesses(job, job.kept, places);
   const std::vector<bool> members = MembersOf(job, places);
   for (size_t i = 0; i < places.size(); ++i) (members[i] ? grant.ranks : grant.waiting).push_back(places[i]);
+  // A program that does not stay would not wait.
+  if (!job.stays && job.kept.empty()) grant.waiting.clear();
   NameProcesses(job, job.coming, grant.waiting);
   grant.world_size = static_cast<int>(grant.ranks.size());
   if (grant.waiting.empty()) return;
@@ -141,8 +143,10 @@ void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& gran
 }
 
 std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes) {
-  std::set<NodeId> of_ranks;
+  std::set<NodeId> of_ranks, of_others;
   for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
+  for (const RankPlace& place : grant.waiting) of_others.insert(place.node);
+  std::erase_if(nodes, [&](const NodeId& id) { return !of_ranks.contains(id) && !of_others.contains(id); });
   std::ranges::stable_partition(nodes, [&](const NodeId& node) { return of_ranks.contains(node); });
   return nodes;
 }

@@ -18,7 +18,7 @@ namespace gtrain::core {
 // Sets `ranks`, `waiting` and `world_size` of the grant that follows the newest of the job.
 void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant);
 
-// The nodes of the grant: rank 0 is on the first of them.
+// Of these nodes those of the grant: rank 0 is on the first of them.
 std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes);
 
 // Since when those that wait beside the newest generation have been on their way.

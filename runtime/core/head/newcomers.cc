@@ -1,6 +1,8 @@
 #include "runtime/core/head/newcomers.h"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
@@ -8,6 +10,7 @@
 #include "runtime/core/head/faults.h"
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
+#include "runtime/core/head/placer.h"
 
 namespace gtrain::core {
 namespace {
@@ -33,6 +36,30 @@ bool MayReform(const Job& job) {
 // How many of those that wait are to join: not the spares.
 int WantedOf(const Job& job) { return job.RanksOf(*job.record.grant) - job.record.grant->world_size; }
 
+// How many ranks of spares it should have.
+int SparesOf(const Job& job) {
+  if (!job.demand.count_nodes || job.Spares() == 0) return job.Spares();
+  std::set<NodeId> nodes;
+  for (const RankPlace& place : job.record.grant->ranks) nodes.insert(place.node);
+  return job.Spares() * static_cast<int>(job.record.grant->ranks.size() / nodes.size());
+}
+
+// What restarts would lose more by being re-formed than a spare is worth.
+bool Stays(const Job& job) {
+  return job.stays || std::ranges::any_of(job.record.grant->ranks, [](const RankPlace& place) {
+           return place.process.generation.value != 0;
+         });
+}
+
+// The first spares are started as soon as the program is known to stay.
+absl::Duration TryAgain(Job& job) {
+  if (job.waiting.empty() && job.join_failures == 0) {
+    ++job.join_failures;
+    return absl::ZeroDuration();
+  }
+  return kTryAgain * (1 << std::min(job.join_failures++, kDoublingsMax));
+}
+
 // Each generation makes a step: else those that go on would stand still for as long as others come.
 Instant MayReformFrom(const Job& job) {
   return job.low_step || !job.running_since ? Instant() : *job.running_since + kStepsBy;
@@ -45,6 +72,11 @@ void Newcomers::OnStatus(Job& job, const RankStatus& status, Instant now) {
   if (one == nullptr || one->ended) return;
   one->over = false;
   one->status = status;
+  if (IsReady(*one)) {
+    job.stays = true;
+    job.join_failures = 0;
+    job.hung.erase(ProcessOf(*job.record.grant, status.rank));  // late, and here
+  }
   Consider(job, now);
 }
 
@@ -55,7 +87,8 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   one->over = one->ended = true;
   context_.Emit(
       job, "newcomer",
-      absl::StrCat(faults_.FaultOf(job, exit).message, "; it came up to join the others, which go on"));
+      absl::StrCat(faults_.FaultOf(job, exit).message,
+                   WantedOf(job) > 0 ? "; it came up to join the others, which go on" : "; it was a spare"));
   context_.Dirty(job);
   Consider(job, now);
 }
@@ -65,6 +98,19 @@ void Newcomers::OnNodeLost(Job& job, const NodeId& node, Instant now) {
   for (size_t i = 0; i < job.waiting.size(); ++i) {
     if (job.record.grant->waiting[i].node != node || job.waiting[i].over) continue;
     any = job.waiting[i].over = true;
+  }
+  if (any) Consider(job, now);
+}
+
+// What the node does not hold any more has ended, and an earlier head was told so.
+void Newcomers::OnHeld(Job& job, const NodeId& node, const HeldGeneration& held, Instant now) {
+  bool any = false;
+  for (size_t i = 0; i < job.waiting.size(); ++i) {
+    const int number = static_cast<int>(job.ranks.size() + i);
+    const auto is_it = [&](const RankStatus& status) { return status.rank == number; };
+    if (job.record.grant->waiting[i].node != node || std::ranges::any_of(held.live, is_it)) continue;
+    any = any || !job.waiting[i].over;
+    job.waiting[i].over = job.waiting[i].ended = true;
   }
   if (any) Consider(job, now);
 }
@@ -85,31 +131,70 @@ void Newcomers::GiveUpLate(Job& job, Instant now) {
   }
 }
 
-void Newcomers::Consider(Job& job, Instant now) {
-  if (job.waiting.empty() || !MayReform(job)) return;
-  GiveUpLate(job, now);
-  int open = 0, ready = 0;
+Newcomers::Count Newcomers::CountOf(const Job& job) {
+  Count count;
   for (const WaitingRank& one : job.waiting) {
-    open += one.over ? 0 : 1;
-    ready += IsReady(one) ? 1 : 0;
+    count.open += one.over ? 0 : 1;
+    count.ready += IsReady(one) ? 1 : 0;
   }
-  const int wanted = WantedOf(job);
-  if (wanted > 0 && open == 0 && !job.join_at)
-    job.join_at = now + kTryAgain * (1 << std::min(job.join_failures++, kDoublingsMax));
-  if (wanted > 0 && ready > 0 && !job.join_at) job.join_at = now + kJoinBatch;
-  if (wanted > 0 && ready > 0 && (ready == open || ready >= wanted)) job.join_at = now;
+  count.wanted = WantedOf(job);
+  return count;
+}
+
+// Sets when the generation is to be re-formed, if at all.
+void Newcomers::Plan(Job& job, const Count& count, Instant now) {
+  const auto& [open, ready, wanted] = count;
+  const bool lacks = wanted > 0 ? open == 0 : open < SparesOf(job) && Stays(job);
+  const bool joins = wanted > 0 && ready > 0;
+  if (lacks && !job.join_at) job.join_at = now + TryAgain(job);
+  if (joins && !job.join_at) job.join_at = now + kJoinBatch;
+  if (joins && (ready == open || ready >= wanted)) job.join_at = now;
+  if (!lacks && !joins) job.join_at.reset();
   if (job.join_at) job.join_at = std::max(*job.join_at, MayReformFrom(job));
-  if (job.join_at && *job.join_at <= now) Join(job, std::min(ready, wanted), now);
+}
+
+void Newcomers::Consider(Job& job, Instant now) {
+  if ((job.waiting.empty() && job.Spares() == 0) || !MayReform(job)) return;
+  GiveUpLate(job, now);
+  const Count count = CountOf(job);
+  Plan(job, count, now);
+  if (!job.join_at || *job.join_at > now) return;
+  const bool joins = count.wanted > 0 && count.ready > 0;
+  if (!AllAreHeard(job, now)) {
+    job.join_at = now + context_.config().heartbeat_interval;
+  } else if (joins || HasRoom(job, count.open)) {
+    Join(job, joins ? std::min(count.ready, count.wanted) : 0, now);
+  } else {
+    job.join_at = now + TryAgain(job);
+  }
+}
+
+// Who runs is not interrupted while a node may be lost: the others would wait for it.
+bool Newcomers::AllAreHeard(const Job& job, Instant now) const {
+  return std::ranges::all_of(job.record.grant->nodes, [&](const NodePlace& place) {
+    const auto node = model_.nodes.find(place.node);
+    return node != model_.nodes.end() &&
+           now - node->second.heard_at <= context_.config().heartbeat_interval * 3;
+  });
+}
+
+// Whether more could be started than are on their way.
+bool Newcomers::HasRoom(const Job& job, int open) {
+  placer_.CheckViews();
+  const plan::Placement placement = placer_.PlacementFor(job);
+  return placement.placed && std::ssize(placement.ranks) > job.record.grant->world_size + open;
 }
 
 void Newcomers::Join(Job& job, int ready, Instant now) {
   if (ready > 0) GT_PROBE("head.newcomers_join");
   if (ready == 0) GT_PROBE("head.newcomers_again");
   job.join_at.reset();
-  if (ready > 0) job.join_failures = 0;
-  const std::string what = ready == 0 ? "ranks that were to join are started anew"
-                                      : absl::StrCat(ready, ready == 1 ? " rank joins" : " ranks join",
-                                                     " the ", job.ranks.size(), " that run");
+  std::string what =
+      WantedOf(job) > 0 ? "ranks that were to join are started anew" : "spares are started beside the ranks";
+  if (ready > 0) {
+    what = absl::StrCat(ready, ready == 1 ? " rank joins" : " ranks join", " the ", job.ranks.size(),
+                        " that run");
+  }
   life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, context_.config().reform_grace, what, now);
 }
 

@@ -4,7 +4,9 @@
 // When processes go on (Grants), those that have to be started do not hold them up: the generation begins
 // without them, if it has enough ranks. Once all of them have come up, or kJoinBatch after the first has, the
 // generation is re-formed free of charge and they are members. Where none comes up they are started anew
-// kTryAgain later, doubling.
+// kTryAgain later, doubling. So are spares that are missing, once the program is known to stay and where
+// there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
+// ranks made a step, nor while a node is silent.
 //
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A message
 // of one of w processes costs O(w); re-forming costs what a generation costs (grants.h).
@@ -18,26 +20,37 @@ namespace gtrain::core {
 
 class Faults;
 class JobLife;
+class Placer;
 
 class Newcomers {
  public:
-  Newcomers(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults)
-      : context_(context), model_(model), life_(life), faults_(faults) {}
+  Newcomers(HeadContext& context, HeadModel& model, Placer& placer, JobLife& life, Faults& faults)
+      : context_(context), model_(model), placer_(placer), life_(life), faults_(faults) {}
 
   // `number` is one behind the ranks of the granted generation.
   void OnStatus(Job& job, const RankStatus& status, Instant now);
   void OnExit(Job& job, const RankExit& exit, Instant now);
+  void OnHeld(Job& job, const NodeId& node, const HeldGeneration& held, Instant now);
   void OnNodeLost(Job& job, const NodeId& node, Instant now);
   // Re-forms the generation where that is due.
   void Consider(Job& job, Instant now);
   std::optional<Instant> NextDeadline(const Job& job) const;
 
  private:
+  // Of those that wait: for whom the head waits, who could be a member, and how many are to be.
+  struct Count {
+    int open = 0, ready = 0, wanted = 0;
+  };
+  static Count CountOf(const Job& job);
+  static void Plan(Job& job, const Count& count, Instant now);
   void GiveUpLate(Job& job, Instant now);
+  bool AllAreHeard(const Job& job, Instant now) const;
+  bool HasRoom(const Job& job, int open);
   void Join(Job& job, int ready, Instant now);
 
   HeadContext& context_;
   HeadModel& model_;
+  Placer& placer_;
   JobLife& life_;
   Faults& faults_;
 };

@@ -38,6 +38,37 @@ class NewcomersTest : public HeadTestWorld {
   void IsNow(const std::string& node, const JobId& job, uint64_t generation, int rank, RankState state) {
     FromNode(node, RanksStarted{job, {generation}, {{job, {generation}, rank, 200 + rank, state}}});
   }
+  // The ranks say that their program can go on, and report a step.
+  void StayAndStep(const JobId& job, uint64_t generation, int64_t step) {
+    for (const RankPlace& place : Newest().ranks) {
+      RankStatus status{job, {generation}, place.rank, 200 + place.rank, RankState::kJoined};
+      status.stays = true;
+      FromNode(place.node.value, RanksStarted{job, {generation}, {status}});
+    }
+    for (const RankPlace& place : Newest().ranks) {
+      RankStatus status = Step(job, generation, place.rank, step);
+      status.stays = true;
+      FromNode(place.node.value, AgentHeartbeat{++beats_, {status}, {}});
+    }
+  }
+  // Two ranks on two machines and, once they are known to stay, a spare in the second generation.
+  JobId TwoAndASpare() {
+    Hello("1", 2);
+    Hello("2", 2);
+    const JobId job = Submit("train 2 2 in-place spare");
+    EXPECT_THAT(Newest().waiting, IsEmpty()) << "nobody knows yet whether the program stays";
+    const std::string node = Newest().ranks[0].node.value;
+    StartRanks(job);
+    StayAndStep(job, 1, 5);
+    EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
+    FromNode(node, GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
+    EXPECT_EQ(Newest().world_size, 2);
+    EXPECT_THAT(Newest().waiting, SizeIs(1));
+    StartRanks(job);
+    IsNow(Newest().waiting[0].node.value, job, 2, 2, RankState::kJoined);
+    StayAndStep(job, 2, 6);
+    return job;
+  }
   // Members of a generation report a step.
   void Steps(const JobId& job, uint64_t generation, int64_t step) {
     for (const RankPlace& place : Newest().ranks)
@@ -56,7 +87,17 @@ class NewcomersTest : public HeadTestWorld {
     FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
     return job;
   }
+  std::vector<NodeId> GrantsNodes() const {
+    std::vector<NodeId> nodes;
+    for (const NodePlace& place : last_.nodes) nodes.push_back(place.node);
+    return nodes;
+  }
+  static ProcessId ProcessIn(const GenerationGrant& grant, int rank) {
+    const ProcessId& process = grant.ranks[static_cast<size_t>(rank)].process;
+    return process.generation.value > 0 ? process : ProcessId{grant.generation, rank};
+  }
   uint64_t beats_ = 100;
+  GenerationGrant last_;
 };
 
 TEST_F(NewcomersTest, SurvivorsGoOnAloneAndTheOtherJoins) {
@@ -175,53 +216,147 @@ TEST_F(NewcomersTest, WhoDoesNotComeUpInTimeIsStartedAnew) {
 }
 
 TEST_F(NewcomersTest, ASpareTakesThePlaceAtOnce) {
-  Hello("1", 2);
-  Hello("2", 2);
-  const JobId job = Submit("train 2 2 in-place spare");
-  EXPECT_EQ(Newest().world_size, 2);
-  ASSERT_THAT(Newest().waiting, SizeIs(1));
-  const std::string spare = Newest().waiting[0].node.value;
-  const std::string first = Newest().ranks[0].node.value;
-  StartRanks(job);
+  const JobId job = TwoAndASpare();
+  const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
+  EXPECT_NE(spare, first) << "there is more room";
   EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("2 ranks, 1 spare"));
-  IsNow(spare, job, 1, 2, RankState::kJoined);
-  Steps(job, 1, 5);
+  sent_.clear();
+  Pass(absl::Seconds(30), {"1", "2"});
   EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "nobody needs it";
-  Kill(first, job, 1, 0);
-  FromNode(first, GenerationGone{job, {1}, true, "", {{{1}, 1}}});
-  FromNode(spare, GenerationGone{job, {1}, true, "", {{{1}, 2}}});
+  Kill(first, job, 2, 0);
+  FromNode(first, GenerationGone{job, {2}, true, "", {{{1}, 1}}});
+  FromNode(spare, GenerationGone{job, {2}, true, "", {{{2}, 2}}});
   EXPECT_EQ(Newest().world_size, 2);
-  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}));
+  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{2}, 2}));
   EXPECT_THAT(Processes(Newest().waiting), ElementsAre(ProcessId{}));
 }
 
 // A spare that came up has no state: steps in the memory of lost ranks are lost with them.
 TEST_F(NewcomersTest, ASpareAloneSavesNothing) {
-  Hello("1", 2);
-  Hello("2", 2);
-  const JobId job = Submit("train 2 2 in-place spare");
+  const JobId job = TwoAndASpare();
   const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
-  StartRanks(job);
-  IsNow(spare, job, 1, 2, RankState::kJoined);
-  Steps(job, 1, 5);
-  Kill(first, job, 1, 0);
-  FromNode(first, GenerationGone{job, {1}});
-  FromNode(spare, GenerationGone{job, {1}, true, "", {{{1}, 2}}});
+  Kill(first, job, 2, 0);
+  FromNode(first, GenerationGone{job, {2}});
+  FromNode(spare, GenerationGone{job, {2}, true, "", {{{2}, 2}}});
   EXPECT_EQ(Stored(job).faults.back().committed, std::nullopt);
 }
 
-// A program that does not stay would have to be restarted for a spare.
-TEST_F(NewcomersTest, NothingIsReformedForASpare) {
+TEST_F(NewcomersTest, ASpareThatEndsIsStartedAgain) {
+  const JobId job = TwoAndASpare();
+  const std::string spare = Newest().waiting[0].node.value;
+  sent_.clear();
+  FromNode(spare, RankExited{Exit(job, 2, 2, 75)});
+  EXPECT_THAT(Events(job, "newcomer"), ElementsAre(HasSubstr("it was a spare")));
+  Pass(absl::Seconds(10), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(10), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+  EXPECT_EQ(Status(job).at("restarts"), 0);
+}
+
+// Nor are ranks interrupted for one where there is no room.
+TEST_F(NewcomersTest, WithoutRoomThereIsNoSpare) {
+  Hello("1", 2);
+  const JobId job = Submit("train 2 2 in-place spare");
+  StartRanks(job);
+  StayAndStep(job, 1, 5);
+  Pass(absl::Minutes(5), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Hello("2", 2);
+  Pass(absl::Minutes(9), {"1", "2"});
+  ASSERT_FALSE(Sent<Revoke>().empty());
+  EXPECT_THAT(Sent<Revoke>()[0].second.reason, HasSubstr("spares are started"));
+}
+
+// A program that does not stay would have to be restarted for a spare, and have no use for it.
+TEST_F(NewcomersTest, NothingIsReformedForASpareOfAProgramThatRestarts) {
   Hello("1", 2);
   Hello("2", 2);
   const JobId job = Submit("train 2 2 in-place spare");
-  const std::string spare = Newest().waiting[0].node.value;
   StartRanks(job);
   Steps(job, 1, 5);
-  FromNode(spare, RankExited{Exit(job, 1, 2, 75)});
   Pass(absl::Minutes(70), {"1", "2"});
   EXPECT_THAT(Sent<Revoke>(), IsEmpty());
   EXPECT_EQ(Status(job).at("generation"), 1);
+}
+
+// The size that worked is that of the ranks, whatever waits beside them.
+TEST_F(NewcomersTest, AKillDoesNotThrowAJobWithSparesBack) {
+  Hello("1", 4);
+  Hello("2", 4);
+  const JobId job = Submit("train 1 4 in-place spare");
+  StartRanks(job);
+  StayAndStep(job, 1, 5);
+  ASSERT_EQ(Newest().world_size, 4);
+  const auto gone = [&](uint64_t generation, int but) {
+    for (const auto& place : GrantsNodes()) {
+      GenerationGone gone{job, {generation}};
+      for (const RankPlace& rank : last_.ranks) {
+        if (rank.node == place && rank.rank != but) gone.kept.push_back(ProcessIn(last_, rank.rank));
+      }
+      FromNode(place.value, gone);
+    }
+  };
+  last_ = Newest();
+  gone(1, -1);
+  ASSERT_THAT(Newest().waiting, SizeIs(1));
+  StartRanks(job);
+  IsNow(Newest().waiting[0].node.value, job, 2, 4, RankState::kJoined);
+  StayAndStep(job, 2, 9);
+  FromClient(ClientScale{job, 3, true});
+  last_ = Newest();
+  gone(2, -1);
+  ASSERT_EQ(Newest().world_size, 3);
+  StartRanks(job);
+  StayAndStep(job, 3, 12);
+  last_ = Newest();
+  Kill(last_.ranks[0].node.value, job, 3, 0);
+  gone(3, 0);
+  EXPECT_EQ(Status(job).at("restarts"), 1) << "charged, and no other size";
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(), ::testing::Not(HasSubstr("goes back")));
+}
+
+// Who runs is not interrupted for the sake of a machine that may be lost.
+TEST_F(NewcomersTest, NobodyJoinsWhileAMachineIsSilent) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  Steps(job, 2, 8);
+  sent_.clear();
+  Pass(absl::Seconds(5), {"2"});
+  IsNow("2", job, 2, 0, RankState::kJoined);
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+}
+
+// It comes after all, before it was ended.
+TEST_F(NewcomersTest, WhoIsLateJoinsAllTheSame) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  for (const RankPlace& place : Newest().ranks)
+    IsNow(place.node.value, job, 2, place.rank, RankState::kJoined);
+  IsNow("1", job, 2, 3, RankState::kRunning);
+  Steps(job, 2, 8);
+  for (const RankPlace& place : Newest().ranks)
+    IsNow(place.node.value, job, 2, place.rank, RankState::kJoined);
+  Pass(absl::Minutes(60) + absl::Seconds(5), {"1", "2"});
+  ASSERT_THAT(Events(job, "newcomer"), SizeIs(1));
+  IsNow("1", job, 2, 3, RankState::kJoined);
+  FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 1}, {{2}, 3}}});
+  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  EXPECT_EQ(Newest().world_size, 4);
+}
+
+// A head that restarts has not heard of the end of one that waited, and nobody says it again.
+TEST_F(NewcomersTest, ANewHeadSeesWhoIsNotThereAnyMore) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  Steps(job, 2, 8);
+  FromNode("1", RankExited{Exit(job, 2, 3, 1)});
+  HeldGeneration one{job, {2}, {1}, {Step(job, 2, 0, 9)}};
+  HeldGeneration two{job, {2}, {1}, {Step(job, 2, 1, 9), Step(job, 2, 2, 9)}};
+  Boot();
+  Hello("1", 2, {one});
+  Hello("2", 2, {two});
+  EXPECT_EQ(Status(job).at("ranks").at(3).at("state"), "exited");
 }
 
 TEST_F(NewcomersTest, JobsThatEndDoNotTakeAnybodyIn) {

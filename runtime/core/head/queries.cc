@@ -19,6 +19,11 @@
 namespace gtrain::core {
 namespace {
 
+// With those that wait beside the ranks: they have logs and stacks, too.
+int CountOf(const GenerationGrant& grant) {
+  return static_cast<int>(grant.ranks.size() + grant.waiting.size());
+}
+
 using nlohmann::json;
 
 constexpr size_t kExecBytesMax = 512 << 10;  // of a command's words: an agent takes messages of a mebibyte
@@ -89,8 +94,8 @@ absl::Status Queries::AskLogs(const PeerMessage& event, const std::string& id, c
                                             " ran is not remembered; its logs are in ", job.record.run_dir,
                                             "/logs"));
   }
-  const size_t ranks = grant->ranks.size() + grant->waiting.size();
-  if (logs.rank < 0 || static_cast<size_t>(logs.rank) >= ranks) {
+  const int ranks = CountOf(*grant);
+  if (logs.rank < 0 || logs.rank >= ranks) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", logs.rank, " of ", ranks, ": ranks are 0 to ", ranks - 1));
   }
@@ -156,7 +161,7 @@ absl::Status Queries::AskRank(const PeerMessage& event, const std::string& id, c
                               AgentQuery query, Instant now) {
   const std::string& name = job.record.id.value;
   if (!job.Live()) return absl::FailedPreconditionError(absl::StrCat("job ", name, " has no running ranks"));
-  if (rank < 0 || rank >= job.record.grant->world_size) {
+  if (rank < 0 || rank >= CountOf(*job.record.grant)) {
     return absl::InvalidArgumentError(
         absl::StrCat("no rank ", rank, " in a world of ", job.record.grant->world_size));
   }
@@ -164,7 +169,7 @@ absl::Status Queries::AskRank(const PeerMessage& event, const std::string& id, c
   query.generation = job.record.generation;
   query.rank = rank;
   GT_RETURN_IF_ERROR(RoomToAsk(event));
-  Ask(event, id, job.record.grant->ranks[rank].node, std::move(query), now);
+  Ask(event, id, PlaceOfRank(*job.record.grant, rank).node, std::move(query), now);
   return absl::OkStatus();
 }
 
@@ -182,11 +187,11 @@ absl::Status Queries::AskConsole(const PeerMessage& event, const std::string& id
     return absl::FailedPreconditionError(
         absl::StrCat("generation ", generation.value, " of job ", name, " is over"));
   }
-  if (console.rank < 0 || console.rank >= grant->world_size) {
+  if (console.rank < 0 || console.rank >= CountOf(*grant)) {
     return absl::InvalidArgumentError(
         absl::StrCat("no rank ", console.rank, " in a world of ", grant->world_size));
   }
-  const NodeId node = grant->ranks[static_cast<size_t>(console.rank)].node;
+  const NodeId node = PlaceOfRank(*grant, console.rank).node;
   AgentQuery query;
   query.kind = AgentQuery::Kind::kConsole;
   query.job = job.record.id;
@@ -229,7 +234,7 @@ bool Queries::AwaitsStacks(const JobId& job) const {
 int Queries::WorldSizeOf(const AgentQuery& query) {
   const Job* job = model_.FindJob(query.job);
   const GenerationGrant* grant = job == nullptr ? nullptr : job->GrantOf(query.generation);
-  return grant == nullptr ? 0 : grant->world_size;
+  return grant == nullptr ? 0 : CountOf(*grant);
 }
 
 void Queries::OnAnswer(const NodeId& node, const AgentAnswer& answer) {

@@ -9,13 +9,15 @@
 #include "runtime/core/head/grants.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/rank_news.h"
 #include "runtime/core/head/recovery.h"
 
 namespace gtrain::core {
 
 Reconciler::Reconciler(HeadContext& context, HeadModel& model, Recovery& recovery, JobLife& life,
-                       Grants& grants, Faults& faults, RankNews& ranks, Leaves& leaves, Copies& copies)
+                       Grants& grants, Faults& faults, Newcomers& newcomers, RankNews& ranks, Leaves& leaves,
+                       Copies& copies)
     : context_(context),
       model_(model),
       config_(context.config()),
@@ -23,6 +25,7 @@ Reconciler::Reconciler(HeadContext& context, HeadModel& model, Recovery& recover
       life_(life),
       grants_(grants),
       faults_(faults),
+      newcomers_(newcomers),
       ranks_(ranks),
       leaves_(leaves),
       copies_(copies) {}
@@ -144,6 +147,10 @@ void Reconciler::ReconcileNewest(Job& job, const Node& node, const Held& held, b
     return generation->generation == job.record.generation;
   });
   if (!holds_it) return SettleMissing(job, node, new_incarnation, holds_over, now);
+  for (const HeldGeneration* generation : held) {
+    if (generation->generation == job.record.generation) newcomers_.OnHeld(job, id, *generation, now);
+  }
+  if (!job.Live()) return;
   if (job.told_at && job.leave) leaves_.TellRanks(job, id, now);  // it may not have heard
   ranks_.SayWhoLeft(job, &id);
 }

@@ -17,13 +17,14 @@ class Faults;
 class Grants;
 class JobLife;
 class Leaves;
+class Newcomers;
 class RankNews;
 class Recovery;
 
 class Reconciler {
  public:
   Reconciler(HeadContext& context, HeadModel& model, Recovery& recovery, JobLife& life, Grants& grants,
-             Faults& faults, RankNews& ranks, Leaves& leaves, Copies& copies);
+             Faults& faults, Newcomers& newcomers, RankNews& ranks, Leaves& leaves, Copies& copies);
 
   // Settles all that the node said in its hello.
   void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated, Instant now);
@@ -48,6 +49,7 @@ class Reconciler {
   JobLife& life_;
   Grants& grants_;
   Faults& faults_;
+  Newcomers& newcomers_;
   RankNews& ranks_;
   Leaves& leaves_;
   Copies& copies_;

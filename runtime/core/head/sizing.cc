@@ -188,7 +188,7 @@ void Sizing::Resize(Job& job, Instant now) {
   const int ranks = RanksItWouldHave(job);
   if (ranks == 0) return;
   GT_PROBE("head.resizes");
-  const size_t had = job.record.grant->ranks.size();
+  const size_t had = static_cast<size_t>(job.RanksOf(*job.record.grant));
   FaultRecord fault;
   fault.kind = FaultKind::kPreempted;
   fault.cause = ExitCause::kStopped;
@@ -205,7 +205,8 @@ void Sizing::Resize(Job& job, Instant now) {
 // ---------------------------------------------------------------- what does not work
 
 void Sizing::KeepWhatWorked(Job& job, Instant now) {
-  if (!job.waiting.empty()) return;  // it has the size that worked, less what was lost
+  // Of what it should have some are on their way: it has the size that worked, less what was lost.
+  if (job.RanksOf(*job.record.grant) > job.record.grant->world_size) return;
   const bool speaks = job.checkpoint || job.record.last_step;
   const bool runs = job.record.state == JobState::kRunning;
   const bool silent = !speaks && job.progress_at && now - *job.progress_at >= kWorksAfter;

@@ -317,7 +317,8 @@ struct ConsoleTurn {  // the answer to Console
   bool operator==(const ConsoleTurn&) const = default;
 };
 
-// A rank that waits (StartRank::waits) could go on as a member from now on. Repeated after each Attach.
+// A rank has said that it can go on in another generation; one that waits (StartRank::waits) could be a
+// member of it from now on. Repeated after each Attach.
 struct Ready {
   uint64_t generation = 0;
   int32_t rank = 0;

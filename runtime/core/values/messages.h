@@ -94,6 +94,7 @@ struct RankStatus {
   absl::Duration idle;
   std::string blocked_in;
   bool diverged = false;  // its newest loss is not a finite number, and `loss` is none
+  bool stays = false;     // its program said that it can go on in another generation
   bool operator==(const RankStatus&) const = default;
 };
 
