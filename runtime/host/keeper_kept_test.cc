@@ -132,7 +132,10 @@ TEST_F(KeeperKeptTest, AProcessThatComesUpBesideAGenerationJoinsALaterOne) {
   FakeRank waits(dir_);
   wait(waits, 1, 1, Rank(1, {}).token);
   waits.Send(kRankReleased, std::string(8, '\1'));
-  EXPECT_EQ(Wait<keeper::Ready>([](const keeper::Ready&) { return true; }, absl::Milliseconds(200)), nullptr)
+  EXPECT_NE(Wait<keeper::Ready>([](const keeper::Ready& ready) { return ready.rank == 0; }), nullptr)
+      << "of a member it is told when it says so";
+  const auto is_it = [](const keeper::Ready& ready) { return ready.rank == 1; };
+  EXPECT_EQ(Wait<keeper::Ready>(is_it, absl::Milliseconds(200)), nullptr)
       << "who does not say that it stays cannot go on";
   waits.Send(kRankStays, "");
   waits.Send(kRankReleased, std::string(8, '\1'));
