@@ -69,21 +69,18 @@ double Accuracy(const Images& data, std::span<const float> w) {
   return static_cast<double>(right) / static_cast<double>(data.count());
 }
 
-gtrain::Status Train(gtrain::Elastic& run, int64_t epochs, const std::string& folder) {
-  const auto train = Read(folder, "train"), test = Read(folder, "t10k");
-  if (!train.ok()) return train.status();
-  if (!test.ok()) return test.status();
+gtrain::Status Train(gtrain::Elastic& run, int64_t epochs, const Images& train, const Images& test) {
   auto w = run.Replicated<float>("w", kWeights, [](auto all) { std::ranges::fill(all, 0.F); });
   auto& grads = run.Reduce({kWeights});
-  const auto data = run.Samples({.samples = train->count(), .epochs = epochs, .global_batch = 48, .seed = 1});
+  const auto data = run.Samples({.samples = train.count(), .epochs = epochs, .global_batch = 48, .seed = 1});
   const gtrain::Status status = run.Train(data, [&](gtrain::Step& step) {
     double loss = 0;
-    for (const int64_t i : step.samples()) loss += Accumulate(*train, i, w, grads[0]);
+    for (const int64_t i : step.samples()) loss += Accumulate(train, i, w, grads[0]);
     return step.Apply(grads, loss, [&]() noexcept {
       for (size_t i = 0; i < kWeights; ++i) w[i] -= kRate * grads[0][i];
     });
   });
-  if (status.ok() && run.session().rank() == 0) std::printf("test accuracy %.4f\n", Accuracy(*test, w));
+  if (status.ok() && run.session().rank() == 0) std::printf("test accuracy %.4f\n", Accuracy(test, w));
   return status;
 }
 
@@ -92,5 +89,11 @@ gtrain::Status Train(gtrain::Elastic& run, int64_t epochs, const std::string& fo
 int main(int argc, char** argv) {
   const int64_t epochs = argc > 1 ? std::atoll(argv[1]) : 3;
   const std::string folder = argc > 2 ? argv[2] : "/usr/share/datasets/fashion-mnist";
-  return gtrain::Main(argc, argv, [&](gtrain::Elastic& run) { return Train(run, epochs, folder); });
+  // Read before Main: a process that comes up beside the others has its data when it joins, and nobody waits.
+  const auto train = Read(folder, "train"), test = Read(folder, "t10k");
+  if (!train.ok() || !test.ok()) {
+    std::fprintf(stderr, "%s\n", (train.ok() ? test : train).status().ToString().c_str());
+    return 1;
+  }
+  return gtrain::Main(argc, argv, [&](gtrain::Elastic& run) { return Train(run, epochs, *train, *test); });
 }

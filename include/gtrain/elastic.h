@@ -163,7 +163,8 @@ class Elastic {
 };
 
 // Joins, runs, and returns the exit code that gtrain understands: 0; 75 to be run again; 1 with the error on
-// stderr.
+// stderr. A process that comes up beside the others waits in the join until it has a place, and from then on
+// they wait for it: what is slow to load is loaded before.
 template <typename Program>
 int Main(int /*argc*/, char** /*argv*/, Program program) {
   Result<Session> session = Session::Join({.stays = true});

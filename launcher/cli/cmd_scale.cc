@@ -39,7 +39,7 @@ std::string ExplainScale(const json& answer) {
     absl::StrAppend(
         &out,
         "; it has committed no checkpoint so far, and may never do: with --now it is done at once, "
-        "and the program begins anew");
+        "and a program that does not go on in place begins anew");
   }
   return out + "\n";
 }

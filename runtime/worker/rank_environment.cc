@@ -65,6 +65,11 @@ absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const 
   }
   RankEnvironment env;
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
+  if (get("GTRAIN_GLOBAL_BATCH") != nullptr) {
+    Reader reader(get);
+    env.global_batch = reader.Number<int64_t>("GTRAIN_GLOBAL_BATCH");
+    GT_RETURN_IF_ERROR(reader.status());
+  }
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   env.members.resize(1);

@@ -107,6 +107,7 @@ class AloneSession final : public Session {
   explicit AloneSession(RankEnvironment environment)
       : bootstrap_(std::move(environment.members)),
         has_checkpoints_(environment.has_checkpoints),
+        global_batch_(environment.global_batch),
         algorithm_(std::move(environment.comm_algorithm)),
         network_(std::move(environment.comm_network)) {}
   int rank() const override { return 0; }
@@ -116,6 +117,7 @@ class AloneSession final : public Session {
   uint64_t timeline() const override { return 0; }
   bool managed() const override { return false; }
   bool has_checkpoints() const override { return has_checkpoints_; }
+  int64_t global_batch() const override { return global_batch_; }
   const std::string& job() const override { return job_; }
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options) override {
@@ -138,6 +140,7 @@ class AloneSession final : public Session {
  private:
   AloneBootstrap bootstrap_;
   const bool has_checkpoints_;
+  const int64_t global_batch_;
   const std::string algorithm_, network_;
   const std::string job_;
 };
