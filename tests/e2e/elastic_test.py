@@ -376,6 +376,7 @@ class ElasticRunTest(harness.GtrainTest):
         self.launch('both', samples=600000, extra=f'checkpoint: {{uri: {self.dir}/ckpt, every: 500 steps}}\n')
         wait_until('step 30', lambda: self.step() >= 30)
         os.kill(self.living()[0], signal.SIGKILL)
+        wait_until('the next generation', lambda: self.job('both')['generation'] == 2)  # between two, a stop saves nothing
         self.gtrain('stop', 'both')
         self.wait_for_state('both', 'CANCELLED')
         last = self.step()
