@@ -139,8 +139,8 @@ class Bench {
 
   // One job that loses a rank again and again.
   absl::StatusOr<std::vector<double>> Kills(const std::string& ranks, const std::string& elastic, Until until,
-                                            int kills) {
-    GT_ASSIGN_OR_RETURN(const fs::path folder, Launch("kills", ranks, elastic));
+                                            bool saves, int kills) {
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Launch("kills", ranks, elastic, saves));
     std::vector<double> all;
     for (int kill = 0; kill < kills; ++kill) {
       poll(nullptr, 0, 300);  // for a spare to come up: nothing that is measured
@@ -168,15 +168,17 @@ class Bench {
   }
 
  private:
-  absl::StatusOr<fs::path> Launch(const std::string& name, const std::string& ranks,
-                                  const std::string& mode) {
+  absl::StatusOr<fs::path> Launch(const std::string& name, const std::string& ranks, const std::string& mode,
+                                  bool saves = true) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string job = folder / "job.yaml";
     std::ofstream(job) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
                        << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << ranks
                        << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
-                       << "resources: {cpus: 1, oversubscribe: true}\ncheckpoint: {uri: " << folder.string()
-                       << "/ckpt, every: 20 steps}\n";
+                       << "resources: {cpus: 1, oversubscribe: true}\n"
+                       << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(),
+                                                "/ckpt, every: 20 steps}\n")
+                                 : "");
     GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", job}));
     // CPUs are shared for the sake of the least number of ranks, so a person has to ask for the fourth.
     if (ranks == kThreeToFour)
@@ -207,16 +209,19 @@ absl::Status PrintKills(Bench& bench, int kills) {
   struct Row {
     const char *what, *ranks, *elastic;
     Until until;
+    bool saves = true;
   };
   constexpr Row kRows[] = {
       {"three go on alone", kThreeToFour, "in-place", Until::kSurvivorsStep},
+      {"three go on alone, no checkpoint", kThreeToFour, "in-place", Until::kSurvivorsStep, false},
       {"a spare takes the place, all four", "4", "in-place, spares: 1", Until::kAllStep},
       {"a process is started in the place, all four", "4", "in-place", Until::kAllStep},
   };
   std::printf("%d kills in one job, ms%32s %8s %8s %8s %12s %11s\n", kills, "median", "p90", "p99", "max",
               "first tenth", "last tenth");
   for (const Row& row : kRows) {
-    GT_ASSIGN_OR_RETURN(const std::vector<double> all, bench.Kills(row.ranks, row.elastic, row.until, kills));
+    GT_ASSIGN_OR_RETURN(const std::vector<double> all,
+                        bench.Kills(row.ranks, row.elastic, row.until, row.saves, kills));
     const auto tenth = std::max<ptrdiff_t>(1, std::ssize(all) / 10);
     std::printf("%-46s %8.1f %8.1f %8.1f %8.1f %12.1f %11.1f\n", row.what, Quantile(all, 0.5),
                 Quantile(all, 0.9), Quantile(all, 0.99), Quantile(all, 1),

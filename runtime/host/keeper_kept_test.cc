@@ -176,6 +176,24 @@ TEST_F(KeeperKeptTest, AProcessThatComesUpBesideAGenerationJoinsALaterOne) {
   ASSERT_NE(WaitGone(2), nullptr);
 }
 
+// An agent that no head takes lets the lease never run out, and gives it no place either.
+TEST_F(KeeperKeptTest, NobodyWaitsForEver) {
+  Start({"--longest-wait-ms", "300"});
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  const int64_t pid = WaitStarted(0)->pid;
+  const auto stays = Staying(0);
+  EndKeeping(1);
+  Release(*stays, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_THAT(WaitGone()->kept, ElementsAre(keeper::Kept{1, 0}));
+  EXPECT_TRUE(Until([&] {
+    client_->Send(keeper::AckExit{1, 7});  // any word: an agent is there
+    Pump();
+    return !Alive(pid);
+  }));
+}
+
 // What a rank started for itself (data loaders) stays with it; what the others left behind is ended.
 TEST_F(KeeperKeptTest, ChildrenStayWithTheirProcess) {
   Start();

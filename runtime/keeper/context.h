@@ -16,10 +16,14 @@ struct KeeperOptions {
   std::string dir;  // 0700, exists, made by the agent
   std::string job;
   LogLimits log_limits;
-  int64_t idle_exit_ms = 3600 * 1000;  // nothing runs and no agent came for this long
+  int64_t idle_exit_ms = 3600 * 1000;        // nothing runs and no agent came for this long
+  int64_t longest_wait_ms = 15 * 60 * 1000;  // of a process for another generation
   int64_t stopped_exit_ms =
       10 * 1000;  // the same, when all it held was stopped: nobody will ask how it ended
 };
+
+// Of what is ended when nobody is there to say how much there is.
+inline constexpr int64_t kEndingGraceMs = 5000;
 
 struct Context {
   explicit Context(KeeperOptions given) : options(std::move(given)) {}

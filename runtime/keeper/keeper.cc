@@ -26,7 +26,6 @@ constexpr int64_t kTickMs = 100;
 constexpr int64_t kSleepMs = 60000;
 constexpr int64_t kQuitMs = 15000;
 constexpr int64_t kLookMs = 1000;
-constexpr int64_t kEndingGraceMs = 5000;  // when nobody is there to say how much there is
 
 // True while messages that a rank sent before it ended must reach the agent before its exit: until then it
 // counts as running.

@@ -17,7 +17,7 @@ namespace gtrain::keeper {
 
 namespace {
 
-constexpr int64_t kLongestMs = 15 * 60 * 1000, kLookMs = 10'000, kEndingGraceMs = 5000;
+constexpr int64_t kLooksMax = 10;  // at how long they have waited, in the longest time that they may
 
 // The body of kKeeperMember.
 std::string Environment(const StartRank& start) {
@@ -110,12 +110,15 @@ bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
 void KeptRanks::End(uint64_t generation, int64_t grace_ms) {
   std::vector<ProcessEntry> processes;
   for (auto& [number, waiting] : kept_) {
-    if (waiting.generation > generation) continue;
-    const int64_t kill_at_ms = std::max<int64_t>(1, context_.now_ms + grace_ms);
-    ending_ += waiting.kill_at_ms == 0 ? 1 : 0;
-    waiting.kill_at_ms = waiting.kill_at_ms == 0 ? kill_at_ms : std::min(waiting.kill_at_ms, kill_at_ms);
-    ranks_.Term(*waiting.rank, &processes);
+    if (waiting.generation <= generation) End(waiting, grace_ms, &processes);
   }
+}
+
+void KeptRanks::End(Waiting& waiting, int64_t grace_ms, std::vector<ProcessEntry>* processes) {
+  const int64_t kill_at_ms = std::max<int64_t>(1, context_.now_ms + grace_ms);
+  ending_ += waiting.kill_at_ms == 0 ? 1 : 0;
+  waiting.kill_at_ms = waiting.kill_at_ms == 0 ? kill_at_ms : std::min(waiting.kill_at_ms, kill_at_ms);
+  ranks_.Term(*waiting.rank, processes);
 }
 
 void KeptRanks::Advance() {
@@ -154,13 +157,12 @@ std::optional<int> KeptRanks::NumberOf(const Kept& born) const {
 // that no head takes, do neither.
 void KeptRanks::EndForgotten() {
   if (kept_.empty() || context_.now_ms < next_look_ms_) return;
-  next_look_ms_ = context_.now_ms + kLookMs;
+  const int64_t longest_ms = context_.options.longest_wait_ms;
+  next_look_ms_ = context_.now_ms + longest_ms / kLooksMax;
   std::vector<ProcessEntry> processes;
   for (auto& [number, waiting] : kept_) {
-    if (waiting.kill_at_ms != 0 || context_.now_ms - waiting.since_ms < kLongestMs) continue;
-    waiting.kill_at_ms = context_.now_ms + kEndingGraceMs;
-    ++ending_;
-    ranks_.Term(*waiting.rank, &processes);
+    if (waiting.kill_at_ms == 0 && context_.now_ms - waiting.since_ms >= longest_ms)
+      End(waiting, kEndingGraceMs, &processes);
   }
 }
 

@@ -3,7 +3,8 @@
 // is ended because there is none for it. So does one that was started beside a generation, come up or not.
 //
 // Owner thread only; nothing blocks. A turn looks at each process that waits, which are at most the ranks of
-// one generation on this machine, and only while some are being ended.
+// one generation on this machine, and only while some are being ended or it is time to see how long they
+// wait.
 #pragma once
 #include <signal.h>
 #include <stdint.h>
@@ -63,6 +64,7 @@ class KeptRanks final : public ChildOwner {
     bool killed = false;
   };
 
+  void End(Waiting& waiting, int64_t grace_ms, std::vector<ProcessEntry>* processes);
   void EndOrphans();
   void EndForgotten();
 

@@ -1,6 +1,6 @@
-// gtrain-keeper --dir <state directory> --job <id> [--idle-exit-ms N] [--log-max BYTES] [--log-burst BYTES]
-// [--log-rate BYTES] Started by the agent; people never run it. See docs/protocols/keeper.md.
-// gtrain-keeper --stacks PID   what `gtrain stack` shows of a rank
+// gtrain-keeper --dir <state directory> --job <id> [--idle-exit-ms N] [--longest-wait-ms N]
+// [--log-max BYTES] [--log-burst BYTES] [--log-rate BYTES] Started by the agent; people never run it. See
+// docs/protocols/keeper.md. gtrain-keeper --stacks PID   what `gtrain stack` shows of a rank
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
     if (strcmp(argv[i], "--dir") == 0) options.dir = value;
     if (strcmp(argv[i], "--job") == 0) options.job = value;
     if (strcmp(argv[i], "--idle-exit-ms") == 0) options.idle_exit_ms = atoll(value);
+    if (strcmp(argv[i], "--longest-wait-ms") == 0) options.longest_wait_ms = atoll(value);
     if (strcmp(argv[i], "--log-max") == 0) options.log_limits.file_bytes_max = strtoull(value, nullptr, 10);
     if (strcmp(argv[i], "--log-burst") == 0) options.log_limits.burst_bytes = strtoull(value, nullptr, 10);
     if (strcmp(argv[i], "--log-rate") == 0)

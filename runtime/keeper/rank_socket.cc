@@ -118,13 +118,16 @@ void RankSocket::OnStays(RankConnection& connection, uint16_t kind, const char* 
     if (!rank->spec.waits) context_.agent.Tell(Ready{connection.generation, connection.rank});
     return;
   }
-  if (rank->spec.waits && rank->stays && !std::exchange(rank->released, true)) {
-    if (connection.generation != kNoGeneration)
-      context_.agent.Tell(Ready{connection.generation, connection.rank});
-  }
+  if (rank->spec.waits) return OnComesUp(connection, *rank);
   uint64_t generation = 0;
   if (bytes == sizeof(generation)) memcpy(&generation, body, sizeof(generation));
-  if (!rank->spec.waits && generation == connection.generation) rank->released = rank->stays;
+  if (generation == connection.generation) rank->released = rank->stays;
+}
+
+// Between two generations nobody is told: the list of those that wait says it (KeptRanks::List).
+void RankSocket::OnComesUp(const RankConnection& connection, RankProcess& rank) {
+  if (!rank.stays || std::exchange(rank.released, true) || connection.generation == kNoGeneration) return;
+  context_.agent.Tell(Ready{connection.generation, connection.rank});
 }
 
 RankProcess* RankSocket::ProcessOf(const RankConnection& connection) const {
@@ -187,7 +190,8 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
   if (waits)
     return connection.Send(
         kKeeperRevoked,
-        "this process waits for its place in the next generation, which one has that joined to stay");
+        "this process waits for a place in a later generation: let it join to stay "
+        "(gtrain_session_join_to_stay, Python Session(stay=True)), or do without `spares`");
   const GenerationRecord* record = context_.generations.Find(hello.generation);
   if (record->phase == Phase::kLive || !record->ordered) return;
   connection.Send(record->mode == End::kReform ? kKeeperRevoked : kKeeperStop, record->reason);

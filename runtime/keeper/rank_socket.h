@@ -36,6 +36,7 @@ class RankSocket {
   void ReadBytes(RankConnection& connection);
   void OnFrame(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
+  void OnComesUp(const RankConnection& connection, RankProcess& rank);
   void OnHello(RankConnection& connection, const RankHello& hello);
   void OnRelay(RankConnection& connection, std::string json);
   // Where a process is: a rank of a generation, or of kNoGeneration (KeptRanks).

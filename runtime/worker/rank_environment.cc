@@ -49,6 +49,10 @@ std::string Optional(const std::function<const char*(const char*)>& get, const c
   return value == nullptr ? "" : value;
 }
 
+int64_t GlobalBatch(const std::function<const char*(const char*)>& get, Reader& reader) {
+  return get("GTRAIN_GLOBAL_BATCH") == nullptr ? 0 : reader.Number<int64_t>("GTRAIN_GLOBAL_BATCH");
+}
+
 // Started by hand. Ranks of another launcher would each believe to be alone: refused.
 absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const char*)>& get) {
   // torchrun's, Open MPI's, MPICH's (and Intel MPI's), and that of srun for what it starts: an allocation
@@ -65,11 +69,9 @@ absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const 
   }
   RankEnvironment env;
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
-  if (get("GTRAIN_GLOBAL_BATCH") != nullptr) {
-    Reader reader(get);
-    env.global_batch = reader.Number<int64_t>("GTRAIN_GLOBAL_BATCH");
-    GT_RETURN_IF_ERROR(reader.status());
-  }
+  Reader reader(get);
+  env.global_batch = GlobalBatch(get, reader);
+  GT_RETURN_IF_ERROR(reader.status());
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   env.members.resize(1);
@@ -126,7 +128,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.token = reader.Text("GTRAIN_TOKEN");
   env.members_file = reader.Text("GTRAIN_MEMBERS");
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
-  if (get("GTRAIN_GLOBAL_BATCH") != nullptr) env.global_batch = reader.Number<int64_t>("GTRAIN_GLOBAL_BATCH");
+  env.global_batch = GlobalBatch(get, reader);
   env.in_place = Optional(get, "GTRAIN_ELASTIC") == "in-place";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");

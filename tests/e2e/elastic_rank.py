@@ -8,8 +8,11 @@ import sys
 import time
 
 if '--late' in sys.argv and os.environ['GTRAIN_GENERATION'] != '1':
+    due = time.monotonic() + 300
     while not os.path.exists(os.path.join(sys.argv[1], 'come')):
-        time.sleep(0.01)
+        if time.monotonic() > due:
+            sys.exit('nobody let this process come up within 300 s')
+        time.sleep(0.01)  # between two looks
     with open(os.path.join(sys.argv[1], 'come')) as come:
         if word := come.read():
             sys.exit(word)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "job/spec/job_spec.h"
 #include "runtime/core/agent/agent_core.h"
 #include "runtime/core/head/head_core.h"
@@ -18,6 +19,11 @@
 namespace gtrain::sim {
 
 class Machine;
+
+// For messages.
+inline std::string G(const JobId& job, uint64_t generation) {
+  return absl::StrCat(job.value, " g", generation);
+}
 
 class Checker {
  public:

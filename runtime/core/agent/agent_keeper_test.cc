@@ -58,16 +58,6 @@ class AgentKeeperTest : public ::testing::Test {
     return all;
   }
   template <typename T>
-  std::vector<uint64_t> Commanded() const {
-    std::vector<uint64_t> generations;
-    for (const AgentEffect& effect : last_.effects) {
-      const auto* order = std::get_if<ToKeeper>(&effect);
-      const T* command = order == nullptr ? nullptr : std::get_if<T>(&order->command);
-      if (command != nullptr) generations.push_back(command->generation);
-    }
-    return generations;
-  }
-  template <typename T>
   std::vector<T> All() const {
     std::vector<T> all;
     for (const AgentEffect& effect : last_.effects) {
@@ -77,22 +67,20 @@ class AgentKeeperTest : public ::testing::Test {
     }
     return all;
   }
+  template <typename T>
+  std::vector<uint64_t> Commanded() const {
+    std::vector<uint64_t> generations;
+    for (const T& command : All<T>()) generations.push_back(command.generation);
+    return generations;
+  }
   // What the head was told that this node keeps.
   std::vector<ProcessId> ToldKept() const {
-    for (const AgentEffect& effect : last_.effects) {
-      const auto* sent = std::get_if<ToHead>(&effect);
-      const auto* gone = sent == nullptr ? nullptr : std::get_if<GenerationGone>(&sent->message);
-      if (gone != nullptr) return gone->kept;
-    }
-    return {};
+    const auto gone = Told<GenerationGone>();
+    return gone.empty() ? std::vector<ProcessId>() : gone[0].kept;
   }
   std::vector<uint64_t> Gone() const {
     std::vector<uint64_t> generations;
-    for (const AgentEffect& effect : last_.effects) {
-      const auto* sent = std::get_if<ToHead>(&effect);
-      const auto* gone = sent == nullptr ? nullptr : std::get_if<GenerationGone>(&sent->message);
-      if (gone != nullptr) generations.push_back(gone->generation.value);
-    }
+    for (const GenerationGone& gone : Told<GenerationGone>()) generations.push_back(gone.generation.value);
     return generations;
   }
 
@@ -248,6 +236,16 @@ TEST_F(AgentKeeperTest, WhoWaitsBesideAGenerationIsStartedAndTold) {
   EXPECT_EQ(Told<GenerationGone>()[0].coming, (std::vector<ProcessId>{{{2}, 4}}));
   Step(HeadUp{"10.0.0.1"});
   EXPECT_EQ(Told<AgentHello>().at(0).kept, (std::vector<KeptProcesses>{{kJob, {}, {{{2}, 4}}}}));
+}
+
+// With `visible: node` a process sees, its own first where it is the only one, also what it will use once it
+// has a place.
+TEST(VisibleGpusTest, WhoWaitsSeesItsOwn) {
+  GenerationGrant grant;
+  grant.ranks = {{.rank = 0, .local_rank = 0, .node = kMe, .gpus = {2}}};
+  grant.waiting = {{.rank = 1, .local_rank = 1, .node = kMe, .gpus = {0}},
+                   {.rank = 2, .local_rank = 0, .node = NodeId("fedcba9876543210"), .gpus = {3}}};
+  EXPECT_EQ(VisibleGpus(grant, kMe), (std::vector<int>{2, 0}));
 }
 
 // Its agent died before it had ordered all ranks of a generation: the keeper would wait for them for ever.

@@ -299,8 +299,10 @@ std::vector<std::string> RankCommand(const GenerationGrant& grant, const spec::J
 
 std::vector<int> VisibleGpus(const GenerationGrant& grant, const NodeId& node) {
   std::vector<const RankPlace*> local;
-  for (const RankPlace& place : grant.ranks) {
-    if (place.node == node) local.push_back(&place);
+  for (const auto* places : {&grant.ranks, &grant.waiting}) {  // who waits uses its own when it has a place
+    for (const RankPlace& place : *places) {
+      if (place.node == node) local.push_back(&place);
+    }
   }
   std::sort(local.begin(), local.end(),
             [](const RankPlace* a, const RankPlace* b) { return a->local_rank < b->local_rank; });

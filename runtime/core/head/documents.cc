@@ -167,18 +167,23 @@ struct JobNow {
   std::vector<RankNow> ranks;
 };
 
+// Neighbours share one entry of `nodes`.
+RankNow& AddRank(const RankPlace& place, const std::map<NodeId, Node>& nodes, JobNow& now) {
+  if (now.nodes.empty() || now.nodes.back().id != place.node)
+    now.nodes.push_back({place.node, HostOf(nodes, place.node)});
+  RankNow& rank = now.ranks.emplace_back();
+  rank.rank = place.rank;
+  rank.local_rank = place.local_rank;
+  rank.node = now.nodes.size() - 1;
+  return rank;
+}
+
 // Those that come up beside the ranks, numbered behind them.
 void AddWaiting(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) {
   if (!job.Live()) return;
   for (size_t i = 0; i < job.waiting.size(); ++i) {
-    const RankPlace& place = job.record.grant->waiting[i];
     const WaitingRank& one = job.waiting[i];
-    if (now.nodes.empty() || now.nodes.back().id != place.node)
-      now.nodes.push_back({place.node, HostOf(nodes, place.node)});
-    RankNow& rank = now.ranks.emplace_back();
-    rank.rank = place.rank;
-    rank.local_rank = place.local_rank;
-    rank.node = now.nodes.size() - 1;
+    RankNow& rank = AddRank(job.record.grant->waiting[i], nodes, now);
     const bool ready = one.status.state == RankState::kJoined;
     rank.state = one.over ? "exited" : ready ? "waiting" : "starting";
     rank.pid = one.status.pid;
@@ -193,12 +198,7 @@ void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) 
     if (rank < exits.size() && exits[rank] == nullptr) exits[rank] = &exit;
   }
   for (const RankPlace& place : job.record.grant->ranks) {
-    if (now.nodes.empty() || now.nodes.back().id != place.node)
-      now.nodes.push_back({place.node, HostOf(nodes, place.node)});
-    RankNow& rank = now.ranks.emplace_back();
-    rank.rank = place.rank;
-    rank.local_rank = place.local_rank;
-    rank.node = now.nodes.size() - 1;
+    RankNow& rank = AddRank(place, nodes, now);
     const size_t number = static_cast<size_t>(place.rank);
     if (number < job.ranks.size()) {
       const RankStatus& status = job.ranks[number].status;

@@ -24,12 +24,6 @@ class HeadKeepTest : public HeadTestWorld {
     for (const RankPlace& place : grants.back().second.grant.ranks) processes.push_back(place.process);
     return processes;
   }
-  void Kill(const std::string& node, const JobId& job, uint64_t generation, int rank) {
-    RankExit exit = Exit(job, generation, rank, 0);
-    exit.cause = ExitCause::kSignal;
-    exit.signal = 9;
-    FromNode(node, RankExited{exit});
-  }
 };
 
 TEST_F(HeadKeepTest, SurvivorsGoOnAsTheRanksThatTheyWere) {

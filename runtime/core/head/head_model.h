@@ -34,6 +34,9 @@ struct HeadModel {
   LogTails tails;
   uint64_t revisions = 0;  // the newest Node::revision
   bool schedule = false;   // something changed that may let a job start
+  // Jobs that are tried in this step, though a pass over all is held back: submitted, or between two
+  // generations with the place that they had.
+  std::vector<JobId> fresh;
 
   std::optional<std::string> store_low;  // why no new job is taken
   bool store_full = false;

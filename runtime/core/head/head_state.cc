@@ -51,8 +51,8 @@ HeadState::HeadState(HeadConfig config, Rng rng)
       recovery_(context_, model_, membership_, reconciler_, life_, grants_, faults_, ranks_, copies_, over_,
                 answers_),
       membership_(context_, model_, recovery_, reconciler_, life_, faults_, ranks_, links_, leaves_),
-      requests_(context_, model_, answers_, queries_, polls_, life_, scheduler_, sizing_, directories_,
-                membership_, over_) {}
+      requests_(context_, model_, answers_, queries_, polls_, life_, sizing_, directories_, membership_,
+                over_) {}
 
 absl::Status HeadState::Load(StoredRecords& stored, Instant now) {
   const ClusterId& cluster = context_.config().cluster;

@@ -226,6 +226,13 @@ void HeadTestWorld::StartRanks(const JobId& job) {
   }
 }
 
+void HeadTestWorld::Kill(const std::string& node, const JobId& job, uint64_t generation, int rank) {
+  RankExit exit = Exit(job, generation, rank, 0);
+  exit.cause = ExitCause::kSignal;
+  exit.signal = 9;
+  FromNode(node, RankExited{exit});
+}
+
 RankExit HeadTestWorld::Exit(const JobId& job, uint64_t generation, int rank, int code, std::string tail) {
   RankExit exit;
   exit.job = job;

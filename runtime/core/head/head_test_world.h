@@ -64,6 +64,8 @@ class HeadTestWorld : public ::testing::Test {
   void StartRanks(const JobId& job);
 
   RankExit Exit(const JobId& job, uint64_t generation, int rank, int code, std::string tail = "");
+  // The node says that SIGKILL has ended the rank.
+  void Kill(const std::string& node, const JobId& job, uint64_t generation, int rank);
   RankStatus StepOf(const JobId& job, int rank, int64_t step);
   RankStatus Step(const JobId& job, uint64_t generation, int rank, int64_t step);
 

@@ -217,6 +217,7 @@ void JobLife::FinishEnding(Job& job, Instant now) {
   job.fenced_at.reset();
   context_.Dirty(job);
   model_.schedule = model_.schedule || job.record.grant.has_value();
+  model_.fresh.push_back(job.record.id);  // else its survivors would wait for the next pass over all
   switch (ending) {
     case Ending::kNone:
       return;

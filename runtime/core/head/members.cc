@@ -1,6 +1,7 @@
 #include "runtime/core/head/members.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -42,25 +43,17 @@ void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>
   }
 }
 
-// Ranks, and of each machine those that are members and all.
 struct Count {
-  std::map<NodeId, std::pair<int, int>> of_node;
   int members = 0;
-
-  int Nodes() const {  // that have any
-    return static_cast<int>(
-        std::ranges::count_if(of_node, [](const auto& node) { return node.second.first > 0; }));
-  }
+  std::set<NodeId> nodes;  // that have any
 };
 
 Count CountOf(const std::vector<RankPlace>& places, const std::vector<bool>& members) {
   Count count;
   for (size_t i = 0; i < places.size(); ++i) {
-    auto& [here, all] = count.of_node[places[i].node];
-    all += 1;
     if (!members[i]) continue;
-    here += 1;
     ++count.members;
+    count.nodes.insert(places[i].node);
   }
   return count;
 }
@@ -68,7 +61,7 @@ Count CountOf(const std::vector<RankPlace>& places, const std::vector<bool>& mem
 // Whether the members are a job of their own, until the others have come up.
 bool MayGoAlone(const Job& job, const Count& count) {
   if (count.members == 0 || count.members % job.demand.unit != 0) return false;
-  const int size = job.demand.count_nodes ? count.Nodes() : count.members;
+  const int size = job.demand.count_nodes ? static_cast<int>(count.nodes.size()) : count.members;
   return size >= job.demand.min;
 }
 
@@ -77,16 +70,15 @@ template <class May>
 void AddMembers(const Job& job, const std::vector<RankPlace>& places, const May& may,
                 std::vector<bool>& members) {
   Count count = CountOf(places, members);
-  int nodes = count.Nodes();
   for (size_t i = 0; i < places.size(); ++i) {
     if (members[i] || !may(places[i])) continue;
-    int& here = count.of_node[places[i].node].first;
-    const bool room =
-        job.demand.count_nodes ? here > 0 || nodes < job.demand.max : count.members < job.demand.max;
+    const NodeId& node = places[i].node;
+    const bool room = job.demand.count_nodes
+                          ? count.nodes.contains(node) || std::ssize(count.nodes) < job.demand.max
+                          : count.members < job.demand.max;
     if (!room) continue;
-    nodes += here == 0 ? 1 : 0;
-    ++here;
     ++count.members;
+    count.nodes.insert(node);
     members[i] = true;
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
@@ -61,8 +62,9 @@ absl::Duration TryAgain(Job& job) {
 }
 
 // Each generation makes a step: else those that go on would stand still for as long as others come.
-Instant MayReformFrom(const Job& job) {
-  return job.low_step || !job.running_since ? Instant() : *job.running_since + kStepsBy;
+std::optional<Instant> DueAt(const Job& job) {
+  if (!job.join_at || job.low_step || !job.running_since) return job.join_at;
+  return std::max(*job.join_at, *job.running_since + kStepsBy);
 }
 
 }  // namespace
@@ -70,14 +72,14 @@ Instant MayReformFrom(const Job& job) {
 void Newcomers::OnStatus(Job& job, const RankStatus& status, Instant now) {
   WaitingRank* one = Find(job, status.rank);
   if (one == nullptr || one->ended) return;
-  one->over = false;
+  const bool was_over = std::exchange(one->over, false), was_ready = IsReady(*one);
   one->status = status;
   if (IsReady(*one)) {
     job.stays = true;
     job.join_failures = 0;
     job.hung.erase(ProcessOf(*job.record.grant, status.rank));  // late, and here
   }
-  Consider(job, now);
+  if (was_over || IsReady(*one) != was_ready) Consider(job, now);
 }
 
 void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
@@ -88,7 +90,9 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   context_.Emit(
       job, "newcomer",
       absl::StrCat(faults_.FaultOf(job, exit).message,
-                   WantedOf(job) > 0 ? "; it came up to join the others, which go on" : "; it was a spare"));
+                   WantedOf(job) > 0 ? "; it came up to join the others, which go on" : "; it was a spare",
+                   ". Its log: gtrain logs ", job.record.id.value, " --generation ",
+                   job.record.generation.value, " --rank ", exit.rank));
   context_.Dirty(job);
   Consider(job, now);
 }
@@ -150,15 +154,16 @@ void Newcomers::Plan(Job& job, const Count& count, Instant now) {
   if (joins && !job.join_at) job.join_at = now + kJoinBatch;
   if (joins && (ready == open || ready >= wanted)) job.join_at = now;
   if (!lacks && !joins) job.join_at.reset();
-  if (job.join_at) job.join_at = std::max(*job.join_at, MayReformFrom(job));
 }
 
 void Newcomers::Consider(Job& job, Instant now) {
   if ((job.waiting.empty() && job.Spares() == 0) || !MayReform(job)) return;
+  GT_PROBE("head.considers_newcomers");
   GiveUpLate(job, now);
   const Count count = CountOf(job);
   Plan(job, count, now);
-  if (!job.join_at || *job.join_at > now) return;
+  const std::optional<Instant> due = DueAt(job);
+  if (!due || *due > now) return;
   const bool joins = count.wanted > 0 && count.ready > 0;
   if (!AllAreHeard(job, now)) {
     job.join_at = now + context_.config().heartbeat_interval;
@@ -201,7 +206,7 @@ void Newcomers::Join(Job& job, int ready, Instant now) {
 std::optional<Instant> Newcomers::NextDeadline(const Job& job) const {
   std::optional<Instant> next;
   if (!MayReform(job)) return next;
-  next = job.join_at;
+  next = DueAt(job);
   for (const WaitingRank& one : job.waiting) {
     if (one.over || IsReady(one)) continue;
     const Instant late = one.since + job.spec.progress.startup;

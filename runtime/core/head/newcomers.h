@@ -8,8 +8,10 @@
 // there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
 // ranks made a step, nor while a node is silent.
 //
-// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A message
-// of one of w processes costs O(w); re-forming costs what a generation costs (grants.h).
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at w
+// processes beside n ranks costs O(n + w), and a placement where it is due: one for each process that comes
+// up or ends, one when the ranks have stepped and one a tick. Re-forming costs a generation: a revoke, a word
+// that it is over and a grant for each node, two commits.
 #pragma once
 #include <optional>
 

@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/probe.h"
 #include "gmock/gmock.h"
 #include "runtime/core/head/head_test_world.h"
 
@@ -28,12 +30,6 @@ class NewcomersTest : public HeadTestWorld {
     std::vector<ProcessId> processes;
     for (const RankPlace& place : places) processes.push_back(place.process);
     return processes;
-  }
-  void Kill(const std::string& node, const JobId& job, uint64_t generation, int rank) {
-    RankExit exit = Exit(job, generation, rank, 0);
-    exit.cause = ExitCause::kSignal;
-    exit.signal = 9;
-    FromNode(node, RankExited{exit});
   }
   void IsNow(const std::string& node, const JobId& job, uint64_t generation, int rank, RankState state) {
     FromNode(node, RanksStarted{job, {generation}, {{job, {generation}, rank, 200 + rank, state}}});
@@ -343,6 +339,79 @@ TEST_F(NewcomersTest, WhoIsLateJoinsAllTheSame) {
   FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 1}, {{2}, 3}}});
   FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
   EXPECT_EQ(Newest().world_size, 4);
+}
+
+// Revokes and grants go to each node once and at once, and a round of steps is no reason to look at all ranks
+// for each.
+TEST_F(NewcomersTest, AThousandRanksCostAFewMessagesANode) {
+  constexpr int kNodes = 125;
+  const auto looks = [] {
+    uint64_t hits = 0;
+    for (const auto& [name, count] : Probes()) {
+      if (absl::string_view(name) == "head.considers_newcomers") hits += count;
+    }
+    return hits;
+  };
+  std::vector<std::string> names;
+  for (int node = 1; node <= kNodes; ++node) Hello(names.emplace_back(absl::StrCat(node)), 8);
+  const JobId job = Submit("train 900 1000 in-place");
+  StartRanks(job);
+  last_ = Newest();
+  ASSERT_EQ(last_.world_size, 1000);
+  Steps(job, 1, 1);
+  const std::string lost = last_.ranks[0].node.value;
+  const auto gone = [&](uint64_t generation, int but) {
+    for (const std::string& name : names) {
+      GenerationGone gone{job, {generation}};
+      for (const RankPlace& rank : last_.ranks) {
+        if (rank.node.value == name && rank.rank != but) gone.kept.push_back(ProcessIn(last_, rank.rank));
+      }
+      for (const RankPlace& rank : last_.waiting) {
+        if (rank.node.value == name) gone.kept.push_back(ProcessId{{generation}, rank.rank});
+      }
+      FromNode(name, gone);
+    }
+  };
+  sent_.clear();
+  Kill(lost, job, 1, 0);
+  gone(1, 0);
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(kNodes));
+  EXPECT_THAT(Sent<StartGeneration>(), SizeIs(kNodes));
+  last_ = Newest();
+  ASSERT_EQ(last_.world_size, 999);
+  ASSERT_THAT(last_.waiting, SizeIs(1));
+  StartRanks(job);
+  const uint64_t before = looks();
+  for (const int64_t step : {2, 3}) {
+    for (const RankPlace& place : last_.ranks)
+      FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job, 2, place.rank, step)}, {}});
+  }
+  EXPECT_LE(looks() - before, 5u) << "of 1,998 statuses";
+  sent_.clear();
+  IsNow(last_.waiting[0].node.value, job, 2, 999, RankState::kJoined);
+  gone(2, -1);
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(kNodes));
+  EXPECT_THAT(Sent<StartGeneration>(), SizeIs(kNodes));
+  EXPECT_EQ(Newest().world_size, 1000);
+}
+
+// What a head with old records would start may be of a generation that is over (H9).
+TEST_F(NewcomersTest, NothingIsStartedBesideBeforeRecordsAreSettled_H9) {
+  Hello("1", 2);
+  Hello("2", 2);
+  const JobId job = Submit("train 1 2 one-per-node in-place");
+  StartRanks(job);
+  Steps(job, 1, 5);
+  Kill("2", job, 1, 1);
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}}});
+  FromNode("2", GenerationGone{job, {1}});
+  ASSERT_THAT(Newest().waiting, SizeIs(1));
+  auto& cluster = std::get<ClusterRecord>(disk_.at("cluster"));
+  cluster.recovering = true;
+  Boot();
+  sent_.clear();
+  Hello("2", 2);
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
 }
 
 // A head that restarts has not heard of the end of one that waited, and nobody says it again.

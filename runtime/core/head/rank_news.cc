@@ -69,6 +69,7 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   if (status.step && status.step != rank.status.step) rank.stepped_at = now;
   job->SetStatus(rank, status);
   stalls_.CountIdle(*job, rank, now);
+  const bool stayed = job->stays, stepped = job->low_step.has_value();
   job->stays = job->stays || status.stays;
   if (status.state == RankState::kJoined && !std::exchange(job->record.sdk, true)) context_.Dirty(*job);
   if (status.state != RankState::kStarting) job->SetStarted(rank);
@@ -77,7 +78,8 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   progress_.MeasurePace(*job, rank);
   progress_.UpdateProgress(*job, now);
   RunningIfAllStarted(*job, now);
-  if ((!job->waiting.empty() || job->Spares() > 0) && status.step) newcomers_.Consider(*job, now);
+  // What they wait for comes once a generation: a look after each status would cost n * n a round.
+  if (job->stays != stayed || job->low_step.has_value() != stepped) newcomers_.Consider(*job, now);
 }
 
 // Once a generation. A loss that is not a number stays in what status says; training goes on, for whether

@@ -185,8 +185,10 @@ void Reconciler::SettleMissingBeside(Job& job, const Node& node, Instant now) {
     waits = true;
     heard = heard || job.waiting[i].status.pid > 0 || job.waiting[i].over;
   }
+  if (!waits) return;
+  if (!recovery_.Settled(now)) return recovery_.JudgeLater(job.record.id, node.record.id);
   if (heard) return faults_.RanksLost(job, node, "what was to join is gone", now);
-  if (waits) grants_.SendGrant(job, {node.record.id});
+  grants_.SendGrant(job, {node.record.id});
 }
 
 }  // namespace gtrain::core

@@ -19,7 +19,6 @@
 #include "runtime/core/head/polls.h"
 #include "runtime/core/head/queries.h"
 #include "runtime/core/head/remembered_answers.h"
-#include "runtime/core/head/scheduler.h"
 #include "runtime/core/head/sizing.h"
 
 namespace gtrain::core {
@@ -41,8 +40,8 @@ const JobId* JobOf(const ClientRequestBody& body) {
 }  // namespace
 
 Requests::Requests(HeadContext& context, HeadModel& model, RememberedAnswers& answers, Queries& queries,
-                   Polls& polls, JobLife& life, Scheduler& scheduler, Sizing& sizing,
-                   Directories& directories, Membership& membership, OverJobs& over)
+                   Polls& polls, JobLife& life, Sizing& sizing, Directories& directories,
+                   Membership& membership, OverJobs& over)
     : context_(context),
       model_(model),
       config_(context.config()),
@@ -50,7 +49,6 @@ Requests::Requests(HeadContext& context, HeadModel& model, RememberedAnswers& an
       queries_(queries),
       polls_(polls),
       life_(life),
-      scheduler_(scheduler),
       sizing_(sizing),
       directories_(directories),
       membership_(membership),
@@ -233,7 +231,7 @@ absl::StatusOr<std::string> Requests::Submit(const PeerMessage& event, const std
   context_.Emit(job, "state", "QUEUED: submitted");
   if (submit.takeover) directories_.SayWhoTakesOver(job, /*since_its_submit=*/false);
   over_.DropOldJobs();
-  scheduler_.AddFresh(job.record.id);
+  model_.fresh.push_back(job.record.id);
   context_.Say(absl::StrCat(job.record.id.value, " submitted"));
   context_.Audit(event, "submit", job.record.id.value, absl::OkStatus(), now);
   return OneLine({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});

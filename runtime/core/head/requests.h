@@ -21,14 +21,12 @@ class OverJobs;
 class Polls;
 class Queries;
 class RememberedAnswers;
-class Scheduler;
 class Sizing;
 
 class Requests {
  public:
   Requests(HeadContext& context, HeadModel& model, RememberedAnswers& answers, Queries& queries, Polls& polls,
-           JobLife& life, Scheduler& scheduler, Sizing& sizing, Directories& directories,
-           Membership& membership, OverJobs& over);
+           JobLife& life, Sizing& sizing, Directories& directories, Membership& membership, OverJobs& over);
 
   void OnRequest(const PeerMessage& event, const ClientRequest& request, Instant now);
 
@@ -68,7 +66,6 @@ class Requests {
   Queries& queries_;
   Polls& polls_;
   JobLife& life_;
-  Scheduler& scheduler_;
   Sizing& sizing_;
   Directories& directories_;
   Membership& membership_;

@@ -50,7 +50,7 @@ void Scheduler::Schedule(Instant now) {
     next_pass_.reset();
     if (model_.nodes.size() >= kManyNodes) next_pass_ = now + kPassEvery;
   }
-  const std::vector<JobId> fresh = std::exchange(fresh_, {});
+  const std::vector<JobId> fresh = std::exchange(model_.fresh, {});
   std::vector<Job*> candidates;
   if (all) {
     candidates = model_.LiveJobs();

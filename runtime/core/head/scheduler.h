@@ -25,8 +25,7 @@ class Scheduler {
   Scheduler(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life,
             JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery);
 
-  void AddFresh(const JobId& job) { fresh_.push_back(job); }  // it was just submitted
-  bool owes_pass() const { return model_.schedule || !fresh_.empty(); }
+  bool owes_pass() const { return model_.schedule || !model_.fresh.empty(); }
   void Schedule(Instant now);
   // The moment in which the pass that is held back may be made.
   std::optional<Instant> NextDeadline() const;
@@ -47,7 +46,6 @@ class Scheduler {
   Recovery& recovery_;
 
   std::optional<Instant> next_pass_;  // not before then over all jobs
-  std::vector<JobId> fresh_;  // submitted since: they are tried even when nothing changed for the others
 };
 
 }  // namespace gtrain::core
