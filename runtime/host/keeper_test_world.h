@@ -59,6 +59,10 @@ class FakeRank {
     timeval limit = {60, 0};
     setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   }
+  // A child that another thread has just forked holds a copy until its exec: closing alone might not be seen.
+  ~FakeRank() { shutdown(fd_.get(), SHUT_RDWR); }
+  FakeRank(const FakeRank&) = delete;
+  FakeRank& operator=(const FakeRank&) = delete;
   void Send(uint16_t kind, const std::string& body) {
     RankFrame frame{static_cast<uint32_t>(body.size()), kind, 0};
     std::string bytes(reinterpret_cast<char*>(&frame), sizeof(frame));
