@@ -131,23 +131,23 @@ class Bench {
 
   absl::StatusOr<double> Ours(const std::string& mode, Until until = Until::kAllStep) {
     const bool alone = until == Until::kSurvivorsStep;
-    GT_ASSIGN_OR_RETURN(const fs::path folder, Launch(mode, alone ? kThreeToFour : "4", mode));
-    absl::StatusOr<double> took = KillOne(folder, until, rng_);
-    const absl::Status stopped = Run({cluster_.gtrain(), "stop", mode, "--now"});
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(alone ? kThreeToFour : "4", mode));
+    absl::StatusOr<double> took = KillOne(job.folder, until, rng_);
+    const absl::Status stopped = Run({cluster_.gtrain(), "stop", job.name, "--now"});
     return took.ok() && !stopped.ok() ? stopped : took;
   }
 
   // One job that loses a rank again and again.
   absl::StatusOr<std::vector<double>> Kills(const std::string& ranks, const std::string& elastic, Until until,
                                             bool saves, int kills) {
-    GT_ASSIGN_OR_RETURN(const fs::path folder, Launch("kills", ranks, elastic, saves));
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(ranks, elastic, saves));
     std::vector<double> all;
     for (int kill = 0; kill < kills; ++kill) {
       poll(nullptr, 0, 300);  // for a spare to come up: nothing that is measured
-      GT_ASSIGN_OR_RETURN(const double took, KillOne(folder, until, rng_));
+      GT_ASSIGN_OR_RETURN(const double took, KillOne(job.folder, until, rng_));
       all.push_back(took);
     }
-    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "stop", "kills", "--now"}));
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "stop", job.name, "--now"}));
     return all;
   }
 
@@ -168,22 +168,26 @@ class Bench {
   }
 
  private:
-  absl::StatusOr<fs::path> Launch(const std::string& name, const std::string& ranks, const std::string& mode,
-                                  bool saves = true) {
+  // Each has a name of its own: the one before it may still be stopping.
+  struct Job {
+    std::string name;
+    fs::path folder;
+  };
+  absl::StatusOr<Job> Launch(const std::string& ranks, const std::string& mode, bool saves = true) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
-    const std::string job = folder / "job.yaml";
-    std::ofstream(job) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
-                       << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << ranks
-                       << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
-                       << "resources: {cpus: 1, oversubscribe: true}\n"
-                       << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(),
-                                                "/ckpt, every: 20 steps}\n")
-                                 : "");
-    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", job}));
+    const std::string file = folder / "job.yaml", name = folder.filename();
+    std::ofstream(file) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
+                        << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << ranks
+                        << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
+                        << "resources: {cpus: 1, oversubscribe: true}\n"
+                        << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(),
+                                                 "/ckpt, every: 20 steps}\n")
+                                  : "");
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", file}));
     // CPUs are shared for the sake of the least number of ranks, so a person has to ask for the fourth.
     if (ranks == kThreeToFour)
       GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "scale", "-n", absl::StrCat(kRanks), "--now", name}));
-    return folder;
+    return Job{name, folder};
   }
 
   absl::StatusOr<fs::path> Folder() {

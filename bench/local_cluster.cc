@@ -4,16 +4,19 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/file.h"
@@ -25,9 +28,9 @@ extern char** environ;
 namespace gtrain::bench {
 namespace {
 constexpr absl::Duration kShutdownDeadline = absl::Seconds(20);
-}  // namespace
 
-absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words) {
+// With stderr in `err`; the other two are nothing.
+absl::StatusOr<pid_t> SpawnWith(const std::vector<std::string>& words, const UniqueFd& err) {
   std::vector<char*> argv;
   for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
@@ -36,12 +39,27 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words) {
   for (int fd = 0; fd < 3; ++fd) {
     posix_spawn_file_actions_addopen(&actions, fd, "/dev/null", O_RDWR, 0);
   }
+  if (err.valid()) posix_spawn_file_actions_adddup2(&actions, err.get(), 2);
   pid_t pid = 0;
   const int error = posix_spawnp(&pid, argv[0], &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) return ErrnoStatus(error, absl::StrCat("start ", words[0]));
   return pid;
 }
+
+// What was written to a file of SpawnWith, its last part.
+std::string Said(const UniqueFd& err) {
+  constexpr off_t kMost = 2000;
+  const off_t size = lseek(err.get(), 0, SEEK_END);
+  std::string text(static_cast<size_t>(std::min<off_t>(kMost, std::max<off_t>(0, size))), '\0');
+  const ssize_t got = pread(err.get(), text.data(), text.size(), std::max<off_t>(0, size - kMost));
+  text.resize(static_cast<size_t>(std::max<ssize_t>(0, got)));
+  return std::string(absl::StripTrailingAsciiWhitespace(text));
+}
+
+}  // namespace
+
+absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words) { return SpawnWith(words, UniqueFd()); }
 
 absl::Status WaitFor(pid_t pid, absl::string_view what, absl::Duration deadline) {
   // Asleep until it ends: a bench that looks every millisecond would be in its own figures.
@@ -70,8 +88,11 @@ absl::Status WaitForAll(const std::vector<pid_t>& children, absl::string_view wh
 }
 
 absl::Status Run(const std::vector<std::string>& words, absl::Duration deadline) {
-  GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn(words));
-  return WaitFor(pid, absl::StrCat(words[0], " ", words.size() > 1 ? words[1] : ""), deadline);
+  const UniqueFd err(memfd_create("stderr", MFD_CLOEXEC));
+  GT_ASSIGN_OR_RETURN(const pid_t pid, SpawnWith(words, err));
+  absl::Status ended = WaitFor(pid, absl::StrCat(words[0], " ", words.size() > 1 ? words[1] : ""), deadline);
+  if (ended.ok()) return ended;
+  return absl::Status(ended.code(), absl::StrCat(ended.message(), ": ", Said(err)));
 }
 
 bool Executable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }

@@ -18,7 +18,7 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words);
 absl::Status WaitFor(pid_t pid, absl::string_view what, absl::Duration deadline = absl::Seconds(20));
 // One after the other; once one failed the rest have a second. The first error.
 absl::Status WaitForAll(const std::vector<pid_t>& children, absl::string_view what, absl::Duration deadline);
-// Spawn and WaitFor.
+// Spawn and WaitFor; a failure has what the command wrote to stderr, the last 2,000 bytes of it.
 absl::Status Run(const std::vector<std::string>& words, absl::Duration deadline = absl::Seconds(20));
 
 bool Executable(const std::string& path);
