@@ -77,6 +77,18 @@ class Checkpointer {
   // checkpoints of a different job and no --resume/--fresh was given.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Session* session,
                                                             const CheckpointOptions& options = {});
+  // Open in two halves, for a caller that trains meanwhile. Make asks the session which generation this is
+  // and never blocks; `comm` is this checkpointer's own, of all ranks (null where there is one). Start is
+  // collective, runs once, on any thread, and comes before every call but the Adds; its errors are those of
+  // Open. Once another generation was joined, a checkpointer begins nothing any more, and it may be destroyed
+  // on any thread, which waits for the storage's answers.
+  static absl::StatusOr<std::unique_ptr<Checkpointer>> Make(Session* session,
+                                                            std::unique_ptr<Communicator> comm,
+                                                            const CheckpointOptions& options = {});
+  virtual absl::Status Start() = 0;
+  // Collective, after all Adds. Does what the first Save would do and wait for before it copies; only where
+  // nothing is to be restored.
+  virtual absl::Status PrepareToSave() = 0;
   virtual ~Checkpointer() = default;
 
   // Every Add returns InvalidArgument, with both numbers, when the size of `memory` is not that of the shape

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -71,13 +72,13 @@ void Pause(absl::Duration how_long) {
 
 // Get that waits for what another rank is known to have written.
 absl::StatusOr<std::string> GetVisible(port::BlobStore* store, const std::string& key, size_t bytes_max,
-                                       const Session& session) {
+                                       absl::FunctionRef<absl::Status()> still_wanted) {
   const RealClock clock;
   const Instant deadline = clock.Now() + kVisibleWithin;
   while (true) {
     absl::StatusOr<std::string> text = store->Get(key, bytes_max);
     if (!absl::IsNotFound(text.status()) || clock.Now() >= deadline) return text;
-    if (absl::Status alive = session.Alive(); !alive.ok()) return alive;
+    if (absl::Status alive = still_wanted(); !alive.ok()) return alive;
     Pause(kVisiblePoll);
   }
 }
@@ -87,6 +88,8 @@ class CheckpointerImpl final : public Checkpointer {
   CheckpointerImpl(Session* session, Settings settings, std::unique_ptr<Communicator> comm,
                    StoreFactory open_store)
       : session_(session),
+        generation_(session->generation()),
+        timeline_(session->timeline()),
         settings_(std::move(settings)),
         comm_(std::move(comm)),
         open_store_(std::move(open_store)),
@@ -99,9 +102,10 @@ class CheckpointerImpl final : public Checkpointer {
     if (starting_.joinable()) starting_.join();
     if (!place_.empty()) LeavePlace(place_, next_.attempt + 1);
     // The job has another generation to come: the directory is not free meanwhile.
-    if (lease_ != nullptr && !session_->Alive().ok()) lease_->LeaveBehind();
+    if (lease_ != nullptr && !Alive().ok()) lease_->LeaveBehind();
   }
-  absl::Status Start();
+  absl::Status Start() override;
+  absl::Status PrepareToSave() override;
 
   absl::Status AddReplicated(absl::string_view name, Memory memory, std::vector<int64_t> shape,
                              DType dtype) override {
@@ -155,6 +159,12 @@ class CheckpointerImpl final : public Checkpointer {
     absl::Status failed;                   // the storage cannot say what became of the last choice
   };
 
+  // Of the generation in which this was made: its process may be a rank of a later one by now.
+  absl::Status Alive() const {
+    const absl::Status alive = session_->Alive();  // before the generation: another may be joined meanwhile
+    if (session_->generation() == generation_) return alive;
+    return absl::UnavailableError(absl::StrCat("generation ", generation_, " is over"));
+  }
   absl::Status OpenDirectory();
   absl::Status ProveShared();
   absl::Status TakeOwnership();
@@ -178,7 +188,7 @@ class CheckpointerImpl final : public Checkpointer {
   CommitterConfig Commits() const;
   // Collective. The address of the board where this rank's writer meets that of rank 0; 0: in the storage.
   absl::StatusOr<int64_t> MeetOnBoard();
-  std::unique_ptr<SaveRoute> MakeRoute();  // null: the checkpointer ends
+  std::unique_ptr<SaveRoute> MakeRoute();  // null: the checkpointer or its generation ends
   absl::StatusOr<std::vector<Candidate>> ListCandidates();
   std::string WhyNothing();  // was restored; asks the store
   Choice NextChoice(Search* search);
@@ -216,6 +226,8 @@ class CheckpointerImpl final : public Checkpointer {
   void TellInterval();
 
   Session* const session_;
+  const uint64_t generation_, timeline_;
+  const std::function<absl::Status()> alive_ = [this] { return Alive(); };
   Settings settings_;
   const std::unique_ptr<Communicator> comm_;  // null with one rank
   const StoreFactory open_store_;
@@ -273,6 +285,13 @@ absl::Status CheckpointerImpl::Start() {
   return Outward(opened);
 }
 
+absl::Status CheckpointerImpl::PrepareToSave() {
+  if (settings_.read_only) return absl::OkStatus();
+  GT_RETURN_IF_ERROR(Freeze());
+  StartSaver();
+  return saver_ == nullptr ? Alive() : absl::OkStatus();
+}
+
 absl::Status CheckpointerImpl::OpenDirectory() {
   absl::StatusOr<std::unique_ptr<port::BlobStore>> store = open_store_(settings_.uri);
   GT_RETURN_IF_ERROR(agree_.AllOk(store.status()));
@@ -280,7 +299,7 @@ absl::Status CheckpointerImpl::OpenDirectory() {
   settings_.identity.job = session_->job();
   if (settings_.read_only) {
     // Nothing here is ours, and everything is older than what we would write.
-    next_ = {.epoch = kCounterMax, .timeline = session_->timeline(), .generation = session_->generation()};
+    next_ = {.epoch = kCounterMax, .timeline = timeline_, .generation = generation_};
     return absl::OkStatus();
   }
   if (settings_.near) near_ = OpenNear(*settings_.near, session_->job());
@@ -292,7 +311,7 @@ absl::Status CheckpointerImpl::OpenDirectory() {
     if (absl::IsFailedPrecondition(there)) session_->ReportNote(kNoteOwner, std::string(there.message()));
   }
   if (agree_.rank() == 0 && settings_.newest && there.ok()) {
-    there = FindNewest(store_.get(), *settings_.newest, kNewestWithin, [this] { return session_->Alive(); });
+    there = FindNewest(store_.get(), *settings_.newest, kNewestWithin, alive_);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(there));
   GT_RETURN_IF_ERROR(ProveShared());
@@ -303,8 +322,7 @@ absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
   if (!IsStorageError(status)) {
     // A generation that could not read it may have been the one before.
     if (!status.ok()) return status;
-    const bool first =
-        !std::exchange(storage_works_, true) && agree_.rank() == 0 && session_->generation() > 1;
+    const bool first = !std::exchange(storage_works_, true) && agree_.rank() == 0 && generation_ > 1;
     if (std::exchange(told_storage_, false) || first) session_->ReportNote(kNoteStorage, "");
     return status;
   }
@@ -318,11 +336,10 @@ absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
 
 absl::Status CheckpointerImpl::HoldLease(uint64_t epoch, bool fresh) {
   lease_.reset();
-  lease_ = std::make_unique<Lease>(store_.get(), epoch, session_->generation(), fresh,
-                                   [this](const absl::Status& lost) {
-                                     LogError("checkpoint: ", lost.message());
-                                     session_->ReportNote(kNoteOwner, absl::StrCat("LOST: ", lost.message()));
-                                   });
+  lease_ = std::make_unique<Lease>(store_.get(), epoch, generation_, fresh, [this](const absl::Status& lost) {
+    LogError("checkpoint: ", lost.message());
+    session_->ReportNote(kNoteOwner, absl::StrCat("LOST: ", lost.message()));
+  });
   return lease_->first();
 }
 
@@ -338,8 +355,8 @@ absl::Status CheckpointerImpl::ProveShared() {
   });
   GT_RETURN_IF_ERROR(agree_.AllOk(made));
   GT_RETURN_IF_ERROR(agree_.Broadcast(&nonce));
-  const absl::StatusOr<std::string> seen = GetVisible(store_.get(), nonce, 1024, *session_);
-  const absl::Status alive = session_->Alive();
+  const absl::StatusOr<std::string> seen = GetVisible(store_.get(), nonce, 1024, alive_);
+  const absl::Status alive = Alive();
   const bool unreadable = alive.ok() && !seen.ok() && !absl::IsNotFound(seen.status());
   GT_ASSIGN_OR_RETURN(const std::vector<int64_t> sees, agree_.Gather(unreadable                    ? -1
                                                                      : seen.ok() && *seen == nonce ? 1
@@ -358,12 +375,12 @@ absl::Status CheckpointerImpl::ProveShared() {
 }
 
 absl::Status CheckpointerImpl::TakeOwnership() {
-  next_ = {.timeline = session_->timeline(), .generation = session_->generation()};
+  next_ = {.timeline = timeline_, .generation = generation_};
   absl::Status status;
   std::string text;
   if (agree_.rank() == 0) {
     std::string taken_from;
-    const LivenessCheck check{.alive = [this] { return session_->Alive(); }};
+    const LivenessCheck check{.alive = alive_};
     const absl::StatusOr<OwnerClaim> claim = TakeDirectory(
         store_.get(), settings_, session_->managed(), check, &taken_from,
         [this](uint64_t epoch, bool fresh) { return HoldLease(epoch, fresh); }, [this] { lease_.reset(); });
@@ -458,8 +475,8 @@ CommitterConfig CheckpointerImpl::Commits() const {
           .keep = settings_.keep,
           .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
           .commit_timeout = settings_.commit_timeout,
-          .alive = [this] { return session_->Alive(); },
-          .may_commit = [this](const SaveId&, const std::vector<SaveId>&) { return session_->Alive(); },
+          .alive = alive_,
+          .may_commit = [this](const SaveId&, const std::vector<SaveId>&) { return Alive(); },
           .near = near_};
 }
 
@@ -492,9 +509,10 @@ std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute() {
       order.bytes.push_back(r.bytes);
     }
     order.has_tail = state_.has_tail();
-    auto outside = OutsideRoute::Start(host_, order, plan_, board_address_, [this] { return !ending_; });
+    const auto wanted = [this] { return !ending_ && Alive().ok(); };
+    auto outside = OutsideRoute::Start(host_, order, plan_, board_address_, wanted);
     if (outside.ok()) return *std::move(outside);
-    if (ending_) return nullptr;
+    if (!wanted()) return nullptr;
     LogWarning(
         "checkpoint: rank ", agree_.rank(),
         " writes its saves itself, so a crash right after a save loses it: ", outside.status().message());
@@ -559,8 +577,7 @@ CheckpointerImpl::Choice CheckpointerImpl::NextChoice(Search* search) {
     auto read = ReadManifest(*store, candidate.id, &text);
     if (absl::IsNotFound(read.status()) && !candidate.elsewhere && candidate.id == settings_.newest) {
       // It was tried although it may not have been listed. Something newer may have taken its place.
-      const absl::Status replaced =
-          FindNewest(*store, candidate.id, absl::ZeroDuration(), [this] { return session_->Alive(); });
+      const absl::Status replaced = FindNewest(*store, candidate.id, absl::ZeroDuration(), alive_);
       if (!replaced.ok()) return {.status = replaced};
       continue;
     }
@@ -626,7 +643,7 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan, std::o
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
   if (agree_.rank() != 0 && !choice->uncommitted) {
     const std::string key = ManifestKey(choice->id);
-    GT_ASSIGN_OR_RETURN(const std::string text, GetVisible(store, key, kManifestBytesMax, *session_));
+    GT_ASSIGN_OR_RETURN(const std::string text, GetVisible(store, key, kManifestBytesMax, alive_));
     if (Xxh3Hex(text) != choice->hash)
       return absl::DataLossError(absl::StrCat(key, " is not what rank 0 read"));
     GT_ASSIGN_OR_RETURN(auto parsed, ParseManifest(key, text));
@@ -694,9 +711,9 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
   touched_ = true;
   staged_.clear();
   for (const BlobRead& blob : plan->blobs) staged_.emplace_back(blob.bytes, '\0');
-  const absl::StatusOr<uint64_t> loaded = LoadShards(
-      store, copies, share.get(), choice->manifest, *plan, [this] { return session_->Alive(); },
-      [this](size_t i) { return state_.MemoryFor(i, &staged_); });
+  const absl::StatusOr<uint64_t> loaded =
+      LoadShards(store, copies, share.get(), choice->manifest, *plan, alive_,
+                 [this](size_t i) { return state_.MemoryFor(i, &staged_); });
   choice->read_bytes = loaded.value_or(0);
   choice->own_bytes = near ? near->own_bytes() : 0;
   choice->peer_bytes = near ? near->peer_bytes() : 0;
@@ -741,7 +758,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreUncommitted
       near_.own != nullptr ? absl::OkStatus() : absl::NotFoundError("no copies are kept on this machine"));
   if (loaded.ok()) loaded = LoadChosen(&choice, &plan);
   if (loaded.ok()) return Finish(choice, plan, search);
-  GT_RETURN_IF_ERROR(session_->Alive());
+  GT_RETURN_IF_ERROR(Alive());
   if (agree_.rank() == 0) {
     LogWarning("checkpoint: step ", choice.id.step, " of generation ", choice.id.generation,
                " cannot be resumed from copies near by, so its upload is waited for: ", loaded.message());
@@ -773,8 +790,7 @@ absl::Status CheckpointerImpl::ListForRestore(Search* search) {
   GT_RETURN_IF_ERROR(agree_.AllOk(absl::OkStatus()));
   absl::Status listed;
   if (agree_.rank() == 0) {
-    if (host_ != nullptr && !settings_.read_only)
-      listed = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
+    if (host_ != nullptr && !settings_.read_only) listed = SettleEarlier(store_.get(), next_, alive_);
     absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
     if (listed.ok()) listed = found.status();
     if (found.ok()) search->candidates = *std::move(found);
@@ -985,7 +1001,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
         ": a restore takes the highest step, so it would never be restored. Count steps over the whole "
         "training, not within an epoch"));
   }
-  GT_RETURN_IF_ERROR(session_->Alive());
+  GT_RETURN_IF_ERROR(Alive());
   GT_RETURN_IF_ERROR(Freeze());
   DropUnfenced();
   TakeStarted();
@@ -1066,7 +1082,7 @@ absl::Duration CheckpointerImpl::Every() const {
 Interval CheckpointerImpl::Chosen() const {
   return ChooseInterval({.stall = last_stall_,
                          .writing = saver_->last_duration(),
-                         .interruptions = static_cast<int>(session_->generation()) - 1,
+                         .interruptions = static_cast<int>(generation_) - 1,
                          .observed = absl::Now() - settings_.job_began});
 }
 
@@ -1133,17 +1149,26 @@ std::optional<int64_t> CheckpointerImpl::LastCommitted() const {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpointer(Session* session,
+absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(Session* session,
+                                                               std::unique_ptr<Communicator> comm,
                                                                const CheckpointOptions& options,
                                                                const Environment& environment,
                                                                const StoreFactory& open_store) {
   GT_ASSIGN_OR_RETURN(Settings settings, MergeSettings(options, environment));
+  return std::make_unique<CheckpointerImpl>(session, std::move(settings), std::move(comm), open_store);
+}
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpointer(Session* session,
+                                                               const CheckpointOptions& options,
+                                                               const Environment& environment,
+                                                               const StoreFactory& open_store) {
+  GT_RETURN_IF_ERROR(MergeSettings(options, environment).status());  // before ranks wait for each other
   std::unique_ptr<Communicator> comm;
   if (session->world_size() > 1) {
     GT_ASSIGN_OR_RETURN(comm, session->MakeCommunicator());
   }
-  auto checkpointer =
-      std::make_unique<CheckpointerImpl>(session, std::move(settings), std::move(comm), open_store);
+  GT_ASSIGN_OR_RETURN(auto checkpointer,
+                      MakeCheckpointer(session, std::move(comm), options, environment, open_store));
   GT_RETURN_IF_ERROR(checkpointer->Start());
   return checkpointer;
 }

@@ -15,6 +15,12 @@ namespace gtrain::ckpt {
 
 using StoreFactory = std::function<absl::StatusOr<std::unique_ptr<port::BlobStore>>(const std::string& path)>;
 
+// Checkpointer::Make.
+absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(Session* session,
+                                                               std::unique_ptr<Communicator> comm,
+                                                               const CheckpointOptions& options,
+                                                               const Environment& environment,
+                                                               const StoreFactory& open_store);
 // Collective over the session's ranks, as Checkpointer::Open.
 absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpointer(Session* session,
                                                                const CheckpointOptions& options,

@@ -1,5 +1,6 @@
 // The one place of this folder that reads the environment.
 #include <cstdlib>
+#include <utility>
 
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/checkpointer.h"
@@ -19,6 +20,13 @@ std::optional<std::string> ProcessEnvironment(const char* name) {
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(Session* session,
                                                                  const CheckpointOptions& options) {
   return ckpt::OpenCheckpointer(session, options, &ckpt::ProcessEnvironment, &ckpt::OpenStore);
+}
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Make(Session* session,
+                                                                 std::unique_ptr<Communicator> comm,
+                                                                 const CheckpointOptions& options) {
+  return ckpt::MakeCheckpointer(session, std::move(comm), options, &ckpt::ProcessEnvironment,
+                                &ckpt::OpenStore);
 }
 
 }  // namespace gtrain

@@ -178,11 +178,14 @@ struct FakeJob {
 
 class FakeSession : public Session {
  public:
-  FakeSession(const FakeJob& job, int rank) : job_(job), rank_(rank) {}
+  FakeSession(const FakeJob& job, int rank) : job_(job), rank_(rank), generation_(job.generation) {}
   int rank() const override { return rank_; }
   int local_rank() const override { return rank_; }
   int world_size() const override { return job_.world_size; }
-  uint64_t generation() const override { return job_.generation; }
+  uint64_t generation() const override {
+    MutexLock lock(&mu_);
+    return generation_;
+  }
   uint64_t timeline() const override { return job_.timeline; }
   bool managed() const override { return job_.managed; }
   const std::string& job() const override { return job_.job; }
@@ -225,6 +228,12 @@ class FakeSession : public Session {
     MutexLock lock(&mu_);
     alive_ = absl::UnavailableError("rank 1 was lost");
   }
+  // Joined by this process after the one before.
+  void BeginGeneration(uint64_t generation) {
+    MutexLock lock(&mu_);
+    generation_ = generation;
+    alive_ = absl::OkStatus();
+  }
   std::string policy() const {
     MutexLock lock(&mu_);
     return policy_;
@@ -244,6 +253,7 @@ class FakeSession : public Session {
   const FakeJob job_;
   const int rank_;
   mutable Mutex mu_;
+  uint64_t generation_;
   absl::Status alive_;
   std::optional<absl::Duration> notice_;
   bool stop_requested_ = false;

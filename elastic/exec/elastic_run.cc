@@ -53,9 +53,9 @@ bool ElasticRun::Lost(const absl::Status& status) const {
 // Brings this process into a generation in which all have said what they have.
 absl::Status ElasticRun::Form() {
   for (bool first = !Armed() && reforms_ == 0 && applied_ < 0;; first = false) {
-    checkpointer_.reset();
+    checkpoints_.Leave();
     comm_.reset();
-    settled_ = saved_last_ = false;
+    settled_ = saved_last_ = all_opened_ = false;
     if (!first) {
       ++reforms_;
       GT_RETURN_IF_ERROR(session_->Rejoin({.join_timeout = options_.rejoin_timeout, .stays = true}));
@@ -84,9 +84,8 @@ absl::Status ElasticRun::Meet() {
 absl::Status ElasticRun::Settle() {
   if (agreement_.step < 0) {
     GT_RETURN_IF_ERROR(StartFresh());
-  } else {
-    if (agreement_.AnyNeeds()) GT_RETURN_IF_ERROR(HandOver(agreement_.source));
-    if (options_.checkpoints) GT_RETURN_IF_ERROR(OpenCheckpoints());
+  } else if (agreement_.AnyNeeds()) {
+    GT_RETURN_IF_ERROR(HandOver(agreement_.source));
   }
   settled_ = true;
   SayWhere();
@@ -100,7 +99,7 @@ absl::Status ElasticRun::StartFresh() {
     GT_RETURN_IF_ERROR(OpenCheckpoints());
     block_ = {};
     const bool was_as_made = std::exchange(as_made_, false);
-    GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored, checkpointer_->Restore());
+    GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored, checkpoints_.get()->Restore());
     if (!restored) as_made_ = was_as_made;
     if (restored) {
       GT_RETURN_IF_ERROR(ReadBlock());
@@ -201,13 +200,16 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
 // No rank leaves before all have what they came for.
 absl::Status ElasticRun::SaveLast() {
   if (!std::exchange(said_end_, true)) SayWhere();
-  if (checkpointer_ != nullptr && !saved_last_) {
+  if (options_.checkpoints && !saved_last_) {
+    if (!checkpoints_.opening() && checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenCheckpoints());
+    if (checkpoints_.opening()) GT_RETURN_IF_ERROR(checkpoints_.Adopt());
+    Checkpointer& checkpointer = *checkpoints_.get();
     FillBlock();
-    GT_ASSIGN_OR_RETURN(const bool began, checkpointer_->Save(applied_));
-    GT_RETURN_IF_ERROR(checkpointer_->Wait(kLastSave));
+    GT_ASSIGN_OR_RETURN(const bool began, checkpointer.Save(applied_));
+    GT_RETURN_IF_ERROR(checkpointer.Wait(kLastSave));
     if (!began) {
-      GT_RETURN_IF_ERROR(checkpointer_->Save(applied_).status());
-      GT_RETURN_IF_ERROR(checkpointer_->Wait(kLastSave));
+      GT_RETURN_IF_ERROR(checkpointer.Save(applied_).status());
+      GT_RETURN_IF_ERROR(checkpointer.Wait(kLastSave));
     }
     saved_last_ = true;
   }
@@ -228,11 +230,13 @@ absl::Status ElasticRun::ReduceGradients() {
   }
   held_ = applied_ + 1;
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
-  std::array<double, 2> sums = {loss_, session_->StopRequested() ? 1.0 : 0.0};
+  const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
+  std::array<double, 3> sums = {loss_, session_->StopRequested() ? 1.0 : 0.0, opens ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
   loss_ = sums[0] / batch;
   has_loss_ = true;
   stop_ = stop_ || sums[1] > 0;
+  all_opened_ = sums[2] == 0;
   return absl::OkStatus();
 }
 
@@ -275,10 +279,7 @@ absl::Status ElasticRun::Applied() {
   ProgressReport report{.step = applied_, .samples = samples};
   if (std::exchange(has_loss_, false)) report.loss = loss_;
   session_->Report(report);
-  if (checkpointer_ == nullptr || !settled_) return absl::OkStatus();
-  FillBlock();
-  const absl::Status saved = checkpointer_->SaveIfDue(applied_, comm_.get()).status();
-  stop_ = stop_ || checkpointer_->stop_agreed();
+  const absl::Status saved = SaveIfDue();
   if (saved.ok() || !Lost(saved)) return saved;
   comm_.reset();  // the next Begin goes on in another generation
   return absl::OkStatus();
@@ -286,15 +287,46 @@ absl::Status ElasticRun::Applied() {
 
 // ---------------------------------------------------------------- checkpoints and records
 
-absl::Status ElasticRun::OpenCheckpoints() {
-  GT_ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Open(session_.get()));
-  for (const State& state : states_) {
-    GT_RETURN_IF_ERROR(checkpointer_->AddReplicated(state.name, {state.data, state.bytes},
-                                                    {static_cast<int64_t>(state.count)}, state.dtype));
+absl::Status ElasticRun::SaveIfDue() {
+  if (!options_.checkpoints || !settled_) return absl::OkStatus();
+  if (checkpoints_.opening()) {
+    if (!all_opened_) return absl::OkStatus();
+    GT_RETURN_IF_ERROR(checkpoints_.Adopt());
   }
-  return checkpointer_->AddReplicated(absl::StrCat("gtrain/samples/", options_.name),
-                                      {block_.data(), block_.size() * sizeof(int64_t)},
-                                      {static_cast<int64_t>(block_.size())}, DType::kInt64);
+  if (checkpoints_.get() == nullptr) {
+    GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made, MakeCheckpointer());
+    checkpoints_.Open(std::move(made));
+    return absl::OkStatus();
+  }
+  FillBlock();
+  GT_RETURN_IF_ERROR(checkpoints_.get()->SaveIfDue(applied_, comm_.get()).status());
+  stop_ = stop_ || checkpoints_.get()->stop_agreed();
+  return absl::OkStatus();
+}
+
+// On this thread, for what is to be restored or saved before anything else.
+absl::Status ElasticRun::OpenCheckpoints() {
+  GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made, MakeCheckpointer());
+  GT_RETURN_IF_ERROR(made->Start());
+  checkpoints_.Set(std::move(made));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
+  std::unique_ptr<Communicator> comm;
+  if (comm_->size() > 1) {
+    GT_ASSIGN_OR_RETURN(comm, comm_->Split(/*color=*/0, comm_->rank()));
+  }
+  GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made,
+                      Checkpointer::Make(session_.get(), std::move(comm)));
+  for (const State& state : states_) {
+    GT_RETURN_IF_ERROR(made->AddReplicated(state.name, {state.data, state.bytes},
+                                           {static_cast<int64_t>(state.count)}, state.dtype));
+  }
+  GT_RETURN_IF_ERROR(made->AddReplicated(absl::StrCat("gtrain/samples/", options_.name),
+                                         {block_.data(), block_.size() * sizeof(int64_t)},
+                                         {static_cast<int64_t>(block_.size())}, DType::kInt64));
+  return made;
 }
 
 // The block is that of Samples::AddTo, so that either reads what the other saved.

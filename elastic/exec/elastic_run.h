@@ -6,10 +6,12 @@
 //                                         false -> Begin again
 //
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
-// and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 16 bytes, and
+// and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 24 bytes, and
 // what Checkpointer::SaveIfDue does. A new generation of n ranks costs a communicator, an all-gather of 32
 // bytes a rank and, where a rank is new, a broadcast of the state and, on every rank, one reading of it for
-// its hash of 16 bytes, which all gather.
+// its hash of 16 bytes, which all gather. Where a state was found in memory, the checkpointer of a generation
+// is opened beside training, from its first step on; saves that are due before it is open come with the step
+// that finds it open on all ranks.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +21,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/engine/checkpoint.h"
 #include "comm/port/communicator.h"
+#include "elastic/exec/checkpoints.h"
 #include "elastic/plan/agree.h"
 #include "gtrain/types.h"
 #include "runtime/port/session.h"
@@ -89,6 +91,8 @@ class ElasticRun {
   absl::Status HandOver(int source);
   absl::Status CheckCopies();
   absl::Status OpenCheckpoints();
+  absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer();
+  absl::Status SaveIfDue();
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
   absl::StatusOr<bool> AfterLoss();
@@ -104,7 +108,8 @@ class ElasticRun {
   std::vector<Gradient> gradients_;
 
   std::unique_ptr<Communicator> comm_;  // of the generation; null: it is over, or there was none yet
-  std::unique_ptr<Checkpointer> checkpointer_;
+  Checkpoints checkpoints_;
+  bool all_opened_ = false;  // every rank said with the last step that its checkpointer is open
   Agreement agreement_;
   bool settled_ = false;  // all ranks of the generation have the state
   Phase phase_ = Phase::kIdle;

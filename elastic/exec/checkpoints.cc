@@ -1,0 +1,84 @@
+#include "elastic/exec/checkpoints.h"
+
+#include <utility>
+
+#include "base/mutex.h"
+
+namespace gtrain::elastic {
+
+struct Checkpoints::Opening {
+  Mutex mu;
+  bool given_up ABSL_GUARDED_BY(mu) = false;
+  std::unique_ptr<Checkpointer> checkpointer ABSL_GUARDED_BY(mu);  // null: the thread has it, or gave it up
+  absl::Status status ABSL_GUARDED_BY(mu);
+  bool done ABSL_GUARDED_BY(mu) = false;
+};
+
+namespace {
+constexpr size_t kTasksMax = 1 << 16;  // a storage that does not answer for so many generations is an error
+}  // namespace
+
+Checkpoints::Checkpoints() : thread_(kTasksMax) {}
+
+Checkpoints::~Checkpoints() {
+  Leave();
+  thread_.Finish(absl::InfiniteDuration());
+}
+
+void Checkpoints::Start(Opening* opening) {
+  std::unique_ptr<Checkpointer> checkpointer;
+  {
+    MutexLock lock(&opening->mu);
+    checkpointer = std::move(opening->checkpointer);
+  }
+  if (checkpointer == nullptr) return;  // given up before it began
+  absl::Status status = checkpointer->Start();
+  if (status.ok()) status = checkpointer->PrepareToSave();
+  MutexLock lock(&opening->mu);
+  if (!opening->given_up) opening->checkpointer = std::move(checkpointer);
+  opening->status = status;
+  opening->done = true;
+}
+
+void Checkpoints::Open(std::unique_ptr<Checkpointer> made) {
+  Leave();
+  opening_ = std::make_shared<Opening>();
+  {
+    MutexLock lock(&opening_->mu);
+    opening_->checkpointer = std::move(made);
+  }
+  if (thread_.Post([opening = opening_] { Start(opening.get()); })) return;
+  MutexLock lock(&opening_->mu);
+  opening_->status =
+      absl::ResourceExhaustedError("the storage of checkpoints has not answered in thousands of generations");
+  opening_->done = true;
+}
+
+bool Checkpoints::Opened() const {
+  MutexLock lock(&opening_->mu);
+  return opening_->done;
+}
+
+absl::Status Checkpoints::Adopt() {
+  const std::shared_ptr<Opening> opening = std::exchange(opening_, nullptr);
+  MutexLock lock(&opening->mu);
+  opening->mu.Await([&opening]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(opening->mu) { return opening->done; });
+  if (opening->status.ok()) current_ = std::move(opening->checkpointer);
+  return opening->status;
+}
+
+void Checkpoints::Leave() {
+  if (opening_ != nullptr) {
+    std::unique_ptr<Checkpointer> not_begun;
+    MutexLock lock(&opening_->mu);
+    opening_->given_up = true;
+    if (!opening_->done) not_begun = std::move(opening_->checkpointer);
+  }
+  // An opening that has ended with a checkpointer nobody took is closed there, too.
+  std::shared_ptr<Opening> opened = std::move(opening_);
+  std::shared_ptr<Checkpointer> over = std::move(current_);
+  if (opened == nullptr && over == nullptr) return;
+  thread_.Post([opened = std::move(opened), over = std::move(over)] {});
+}
+
+}  // namespace gtrain::elastic
