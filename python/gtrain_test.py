@@ -515,6 +515,7 @@ class ElasticTest(unittest.TestCase):
             x = np.sin(step.samples)
             off = w[0] * x + w[1] - (3 * x - 2)
             g += [(2 * off * x).sum(), (2 * off).sum()]
+            run.ready(0)
             self.assertTrue(step.apply((off ** 2).sum(), lambda: np.subtract(w, np.float32(0.3) * g, out=w)))
             with self.assertRaisesRegex(gtrain.FailedPrecondition, "was applied"):
                 step.apply(0, lambda: None)
@@ -533,8 +534,30 @@ class ElasticTest(unittest.TestCase):
             with self.assertRaisesRegex(gtrain.FailedPrecondition, "by hand"):
                 session.rejoin()
 
+    def test_the_words_of_the_job_file_compress(self):
+        with unittest.mock.patch.dict(os.environ, GTRAIN_COMPRESSION="powersgd rank=1 warmup=0"), gtrain.Session(stay=True) as session:
+            run = gtrain.Elastic(session, samples=4, global_batch=2)
+            g = run.gradient(np.zeros((300, 100), dtype=np.float32))  # of rank 3: powersgd sends rank 1 of it
+            run.gradient(np.zeros(7, dtype=np.float32))
+            given = np.random.default_rng(1).normal(size=(300, 3)) @ np.random.default_rng(2).normal(size=(3, 100))
+            for step in run:
+                g += 2 * given.astype(np.float32)
+                self.assertTrue(step.apply(0, lambda: self.assertEqual(np.linalg.matrix_rank(g, 1e-3), 1)))
+            run = gtrain.Elastic(session, samples=4, global_batch=2)
+            run.gradient(np.zeros(4, dtype=np.float32))
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "powersgd compresses matrices"):
+                next(iter(run))
+
     def test_errors_of_the_caller(self):
         with gtrain.Session(stay=True) as session:
+            twice = gtrain.Elastic(session, samples=10, global_batch=5)
+            twice.gradient(np.zeros(2, dtype=np.float32))
+            for step in twice:
+                twice.ready(0)
+                twice.ready(0)
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "ready for the second time"):
+                    step.apply(0, lambda: None)
+                break
             with self.assertRaisesRegex(gtrain.InvalidArgument, "samples"):
                 gtrain.Elastic(session, samples=0, global_batch=8)
             forgotten = gtrain.Elastic(session, samples=10, global_batch=5)

@@ -18,6 +18,7 @@
 #include "comm/codec/low_rank.h"
 #include "comm/reducer/create_reducer.h"
 #include "comm/reducer/groups.h"
+#include "comm/reducer/handover.h"
 
 namespace gtrain {
 namespace comm {
@@ -49,6 +50,10 @@ struct Bucket {
   // out with the next step, and again if that step is dropped.
   std::vector<float> leftover;
   bool leftover_sent = false;
+  uint64_t step = 0;  // in which it was reduced last
+
+  HandoverLayout handed;
+  std::vector<float> taken;  // its part of the block that it began with; empty: zeros
 };
 
 // A time that is seldom undercut: other work on the machine only adds to it.
@@ -188,6 +193,7 @@ class ReducerImpl final : public Reducer {
         bucket.cost.ways.push_back(cost);
       }
     }
+    GT_RETURN_IF_ERROR(PlanHandover(policy, options.compress_from));
     return NameCarried(policy);
   }
 
@@ -274,10 +280,7 @@ class ReducerImpl final : public Reducer {
   std::vector<CarriedState> Export() override {
     std::vector<CarriedState> states;
     for (size_t i = 0; i < buckets_.size(); ++i) {
-      for (CarriedState& state : buckets_[i].collective->Export()) {
-        state.name = Prefix(i) + state.name;
-        states.push_back(std::move(state));
-      }
+      ExportCollective(i, &states);
       const Bucket& bucket = buckets_[i];
       if (!bucket.leftover.empty() && !bucket.leftover_sent) {
         states.push_back({Prefix(i) + "residual", 0, bucket.leftover});
@@ -303,7 +306,9 @@ class ReducerImpl final : public Reducer {
     GT_RETURN_IF_ERROR(IsWhole(block.size()));
     auto at = block.begin();
     if (!Chooses()) {
-      for (const CarriedState& state : Export()) at = std::copy(state.values.begin(), state.values.end(), at);
+      std::vector<CarriedState> states;
+      for (size_t i = 0; i < buckets_.size(); ++i) ExportCollective(i, &states);
+      for (const CarriedState& state : states) at = std::copy(state.values.begin(), state.values.end(), at);
       return absl::OkStatus();
     }
     std::fill(block.begin(), block.end(), 0.0f);
@@ -327,7 +332,9 @@ class ReducerImpl final : public Reducer {
       }
       return absl::OkStatus();
     }
-    for (CarriedState& state : Export()) {
+    std::vector<CarriedState> states;
+    for (size_t i = 0; i < buckets_.size(); ++i) ExportCollective(i, &states);
+    for (CarriedState& state : states) {
       state.values.assign(block.begin(), block.begin() + static_cast<ptrdiff_t>(state.values.size()));
       block.remove_prefix(state.values.size());
       GT_RETURN_IF_ERROR(Load(state));
@@ -335,7 +342,128 @@ class ReducerImpl final : public Reducer {
     return absl::OkStatus();
   }
 
+  const std::string& HandoverName() const override { return handover_name_; }
+  size_t HandoverCount() const override { return handover_count_; }
+
+  absl::Status GiveHandover(bool applied, absl::Span<float> block) override {
+    GT_RETURN_IF_ERROR(IsHandover(block.size()));
+    uint64_t step = 0;
+    {
+      MutexLock held(&lock_);
+      lock_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return !reducing_; });
+      step = step_;
+    }
+    for (Bucket& bucket : buckets_) {
+      if (bucket.step == step || !applied) {
+        bucket.collective->Drop();
+        bucket.leftover_sent = false;
+      }
+      const absl::Span<float> part = block.subspan(0, bucket.handed.size());
+      block.remove_prefix(part.size());
+      Give(bucket, part);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeHandover(absl::Span<const float> block) override {
+    GT_RETURN_IF_ERROR(IsHandover(block.size()));
+    if (handover_count_ == 0) return absl::OkStatus();
+    for (Bucket& bucket : buckets_) {
+      bucket.taken.assign(block.begin(), block.begin() + static_cast<ptrdiff_t>(bucket.handed.size()));
+      block.remove_prefix(bucket.handed.size());
+    }
+    GT_RETURN_IF_ERROR(Share());
+    for (Bucket& bucket : buckets_) GT_RETURN_IF_ERROR(Take(bucket));
+    return absl::OkStatus();
+  }
+
  private:
+  void ExportCollective(size_t bucket, std::vector<CarriedState>* states) const {
+    for (CarriedState& state : buckets_[bucket].collective->Export()) {
+      state.name = Prefix(bucket) + state.name;
+      states->push_back(std::move(state));
+    }
+  }
+
+  // ---- between reducers of different ranks
+
+  absl::Status IsHandover(size_t count) const {
+    if (count == handover_count_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("reducer: a block of ", count, " numbers, what is handed over has ", handover_count_));
+  }
+
+  absl::Status PlanHandover(const CompressionPolicy& policy, size_t compress_from) {
+    const auto compresses = [](const CompressionOptions& options) { return options.codec != Codec::kNone; };
+    if (std::none_of(policy.codecs.begin(), policy.codecs.end(), compresses)) return absl::OkStatus();
+    std::string what;
+    for (const CompressionOptions& options : policy.codecs) what += WordsOf(options);
+    for (Bucket& bucket : buckets_) {
+      if (policy.automatic) {
+        bucket.handed.residual = bucket.count;
+      } else if (bucket.count >= compress_from) {
+        GT_ASSIGN_OR_RETURN(bucket.handed, LayoutOf(policy.codecs[0], bucket.count, bucket.shapes));
+      }
+      absl::StrAppend(&what, ";", bucket.count, " ", bucket.handed.size());
+      handover_count_ += bucket.handed.size();
+    }
+    handover_name_ = absl::StrCat("reducer/", policy.automatic ? "auto" : CodecName(policy.codecs[0].codec),
+                                  "-any-ranks-", absl::Hex(Fnv1a(what), absl::kZeroPad16));
+    return absl::OkStatus();
+  }
+
+  void Give(Bucket& bucket, absl::Span<float> part) const {
+    // A collective among other ranks may not say everything that the one before it did.
+    std::copy(bucket.taken.begin(), bucket.taken.end(), part.begin());
+    const bool unsent = !bucket.leftover.empty() && !bucket.leftover_sent;
+    Pack(bucket.collective->Export(), unsent ? bucket.leftover : absl::Span<const float>(),
+         communicator_->size(), bucket.handed, part);
+  }
+
+  // All ranks get from the lowest one that has most what is equal on all.
+  absl::Status Share() {
+    float mine = 0;
+    for (const Bucket& bucket : buckets_) mine = std::max(mine, bucket.taken[0]);
+    std::vector<float> how(static_cast<size_t>(communicator_->size()));
+    GT_RETURN_IF_ERROR(communicator_->AllGather(&mine, how.data(), 1, DType::kFloat32));
+    const auto most = std::max_element(how.begin(), how.end());
+    if (*most == 0) return absl::OkStatus();
+    const auto source = static_cast<int>(most - how.begin());
+    for (Bucket& bucket : buckets_) {
+      std::vector<float> shared(bucket.handed.shared());
+      CopyShared(bucket.taken, bucket.handed, absl::MakeSpan(shared));
+      GT_RETURN_IF_ERROR(communicator_->Broadcast(shared.data(), shared.size(), DType::kFloat32, source));
+      SetShared(shared, bucket.handed, absl::MakeSpan(bucket.taken));
+    }
+    const auto anew = std::count(how.begin(), how.end(), 0.0f);
+    if (communicator_->rank() == 0) {
+      communicator_->ReportCompression(absl::StrCat(how.size() - static_cast<size_t>(anew), " of ",
+                                                    how.size(),
+                                                    " ranks go on with what was held back of their gradients",
+                                                    anew > 0 ? ", the others begin anew" : ""));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Take(Bucket& bucket) {
+    bool residual_taken = false;
+    const std::vector<CarriedState> states =
+        Unpack(bucket.taken, communicator_->size(), bucket.handed,
+               Chooses() ? std::vector<CarriedState>{} : bucket.collective->Export(), &residual_taken);
+    for (const CarriedState& state : states) GT_RETURN_IF_ERROR(bucket.collective->Load(state));
+    const absl::Span<const float> residual =
+        absl::MakeConstSpan(bucket.taken).subspan(HandoverLayout::kNumbers, bucket.handed.residual);
+    const bool any = std::any_of(residual.begin(), residual.end(), [](float value) { return value != 0; });
+    if (residual_taken || !any) return absl::OkStatus();
+    // A collective that keeps none sends it with the first step.
+    bucket.leftover.assign(residual.begin(), residual.end());
+    for (float& value : bucket.leftover) value *= static_cast<float>(communicator_->size());
+    bucket.leftover_sent = false;
+    return absl::OkStatus();
+  }
+
+  // ---- buckets
+
   static std::string Prefix(size_t bucket) { return absl::StrCat("bucket", bucket, "/"); }
 
   static absl::Status CheckShape(const GradientSpec& gradient) {
@@ -384,6 +512,7 @@ class ReducerImpl final : public Reducer {
     missing_.clear();
     for (const Bucket& bucket : buckets_) missing_.push_back(bucket.gradients.size());
     done_ = 0;
+    ++step_;
   }
 
   // Each collective of a bucket ends by its own deadline, and all but the slowest take far less.
@@ -451,7 +580,8 @@ class ReducerImpl final : public Reducer {
 
   // One bucket in the reducer's thread. A new choice begins here: whether the step before counts is known
   // now.
-  absl::Status Reduce(Bucket& bucket) {
+  absl::Status Reduce(Bucket& bucket, uint64_t step) {
+    bucket.step = step;
     if (std::exchange(bucket.leftover_sent, false)) bucket.leftover.clear();
     if (bucket.next_way != bucket.cost.way) GT_RETURN_IF_ERROR(Switch(bucket));
     if (!bucket.leftover.empty()) {
@@ -604,9 +734,12 @@ class ReducerImpl final : public Reducer {
       });
       if (over_ || !dead_.ok()) break;
       Bucket& bucket = buckets_[done_];
+      const uint64_t step = step_;
+      reducing_ = true;
       lock_.Unlock();
-      const absl::Status status = Caught([&] { return Reduce(bucket); });
+      const absl::Status status = Caught([&] { return Reduce(bucket, step); });
       lock_.Lock();
+      reducing_ = false;
       dead_.Update(status);
       if (!dead_.ok()) break;
       ++done_;
@@ -626,8 +759,8 @@ class ReducerImpl final : public Reducer {
   uint64_t sent_before_ = 0;
   size_t clipped_ = 0;  // elements, in all steps
   Instant said_clipped_at_ = Instant{} - kSayClipped;
-  std::string carried_name_;
-  size_t carried_count_ = 0;
+  std::string carried_name_, handover_name_;
+  size_t carried_count_ = 0, handover_count_ = 0;
   std::vector<CompressionOptions> ways_;  // of an automatic choice; [0] is float32. Empty: nothing to choose
   std::vector<double> speeds_;            // seconds an element, of each way, equal on all ranks
   int talking_ = 1;                       // ranks between which compressed data goes
@@ -644,6 +777,8 @@ class ReducerImpl final : public Reducer {
   std::vector<bool> ready_ ABSL_GUARDED_BY(lock_);
   std::vector<size_t> missing_ ABSL_GUARDED_BY(lock_);  // gradients of each bucket that are not ready
   size_t done_ ABSL_GUARDED_BY(lock_) = 0;              // buckets of this step that are means
+  uint64_t step_ ABSL_GUARDED_BY(lock_) = 0;            // that is not finished; the first is 1
+  bool reducing_ ABSL_GUARDED_BY(lock_) = false;        // the thread has a bucket
   bool over_ ABSL_GUARDED_BY(lock_) = false;
   absl::Status dead_ ABSL_GUARDED_BY(lock_);
 };

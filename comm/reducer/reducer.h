@@ -195,6 +195,22 @@ class Reducer {
   // none.
   virtual absl::Status ExportCarried(absl::Span<float> block) = 0;
   virtual absl::Status LoadCarried(absl::Span<const float> block) = 0;
+
+  // The same for a job whose ranks change: a block of HandoverCount() floats that a reducer of other ranks
+  // goes on with, equal in name and size on all of them and in every generation, because it depends on
+  // gradients and codecs alone. Residuals are what this rank still owes the mean, whatever the number of
+  // ranks; warm-up, PowerSGD's factors and the optimiser's momentum are one rank's, for all. A block of zeros
+  // is a rank that comes new. An automatic choice hands over residuals alone. 0: nothing is carried over.
+  virtual const std::string& HandoverName() const = 0;
+  virtual size_t HandoverCount() const = 0;
+  // Between steps, or when nothing else will be done with this reducer, which may be dead. `applied`: whether
+  // the step of the last Finish that was OK was applied; nothing is carried over from a later one. Waits for
+  // a collective that runs. InvalidArgument: a block of another size.
+  virtual absl::Status GiveHandover(bool applied, absl::Span<float> block) = 0;
+  // Collective, before the first step. A small all-gather and, where any rank brings something, a
+  // broadcast a bucket. The lowest rank that has them decides on what is equal on all ranks. InvalidArgument:
+  // as above.
+  virtual absl::Status TakeHandover(absl::Span<const float> block) = 0;
 };
 
 }  // namespace gtrain

@@ -604,7 +604,9 @@ TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
             RETURN_IF_BAD(reducer.status());
             RETURN_IF_BAD((*reducer)->Finish().status());
             if (c.rank() == victim) {  // of small buckets, which all ranks reduce
-              hooks.before_all_reduce = [] { return absl::ResourceExhaustedError("no memory"); };
+              hooks.before_all_reduce = [](size_t, DType) {
+                return absl::ResourceExhaustedError("no memory");
+              };
             }
             const absl::Status failed = (*reducer)->Finish().status();
             EXPECT_EQ((*reducer)->Finish().status(), failed) << "it is dead";
@@ -658,7 +660,7 @@ TEST(Reducer, ALookThatFailsEndsItOnAllAndLeavesItDead) {
           auto reducer = Reducer::Create(&c, Model(), SmallBuckets());
           RETURN_IF_BAD(reducer.status());
           if (c.rank() == 3) {  // buckets are reduced in a thread of the reducer
-            hooks.before_all_reduce = [caller = std::this_thread::get_id()] {
+            hooks.before_all_reduce = [caller = std::this_thread::get_id()](size_t, DType) {
               return std::this_thread::get_id() == caller ? absl::InternalError("cannot look")
                                                           : absl::OkStatus();
             };
@@ -683,7 +685,7 @@ TEST(Reducer, FinishEndsWhenACollectiveDoesNot) {
     Mutex lock;
     bool ended = false;
     hooks.timeout = absl::Milliseconds(50);
-    hooks.before_all_reduce = [&] {
+    hooks.before_all_reduce = [&](size_t, DType) {
       MutexLock held(&lock);
       lock.AwaitFor(comm::kPatience, [&] { return ended; });
       return absl::OkStatus();

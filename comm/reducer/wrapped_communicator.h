@@ -17,8 +17,8 @@ struct Hooks {
   std::atomic<int> splits{0};
   // Packets that have arrived by all-gather or all-to-all of bytes.
   std::function<void(uint8_t* data, size_t bytes)> arrived;
-  // Called before an all-reduce.
-  std::function<absl::Status()> before_all_reduce;
+  // Called before an all-reduce, and after one; their errors are its.
+  std::function<absl::Status(size_t count, DType dtype)> before_all_reduce, after_all_reduce;
   std::optional<absl::Duration> timeout;  // what they say theirs is
 };
 
@@ -33,9 +33,10 @@ class WrappedCommunicator final : public Communicator {
   int machine() const override { return inner_->machine(); }
   absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override {
     if (hooks_->before_all_reduce) {
-      if (absl::Status status = hooks_->before_all_reduce(); !status.ok()) return status;
+      if (absl::Status status = hooks_->before_all_reduce(count, dtype); !status.ok()) return status;
     }
-    return inner_->AllReduce(data, count, dtype, op);
+    const absl::Status status = inner_->AllReduce(data, count, dtype, op);
+    return status.ok() && hooks_->after_all_reduce ? hooks_->after_all_reduce(count, dtype) : status;
   }
   absl::Status Broadcast(void* data, size_t count, DType dtype, int root) override {
     return inner_->Broadcast(data, count, dtype, root);

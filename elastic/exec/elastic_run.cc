@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/hash.h"
 #include "sharding/ledger/audit.h"
@@ -15,6 +16,7 @@ namespace {
 
 // A state is handed over in pieces of this many bytes, so that who has it needs no second copy of it.
 constexpr size_t kPieceBytes = 4 << 20;
+constexpr char kCarriedNames[] = "reducer/*";  // other compression, or none, may have saved
 constexpr absl::Duration kLastSave = absl::Minutes(30);
 
 }  // namespace
@@ -36,10 +38,10 @@ absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t co
   return absl::OkStatus();
 }
 
-absl::Status ElasticRun::AddGradient(float* data, size_t count) {
+absl::Status ElasticRun::AddGradient(float* data, size_t count, std::vector<int64_t> shape) {
   if (applied_ >= 0 || Armed())
     return absl::FailedPreconditionError("gradients are registered before the first step");
-  gradients_.push_back({data, count});
+  gradients_.push_back({data, count, std::move(shape)});
   return absl::OkStatus();
 }
 
@@ -61,6 +63,7 @@ absl::Status ElasticRun::Form() {
       GT_RETURN_IF_ERROR(session_->Rejoin({.join_timeout = options_.rejoin_timeout, .stays = true}));
     }
     const absl::Status met = Meet();
+    if (met.ok()) LeaveReducer();
     if (met.ok() || !Lost(met)) return met;
   }
 }
@@ -82,11 +85,13 @@ absl::Status ElasticRun::Meet() {
 
 // Gives everybody the newest step. Before the first byte of a copy lands here, this rank has no state.
 absl::Status ElasticRun::Settle() {
+  GT_RETURN_IF_ERROR(OpenReducer());
   if (agreement_.step < 0) {
     GT_RETURN_IF_ERROR(StartFresh());
   } else if (agreement_.AnyNeeds()) {
     GT_RETURN_IF_ERROR(HandOver(agreement_.source));
   }
+  if (reducer_ != nullptr) GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
   settled_ = true;
   SayWhere();
   return absl::OkStatus();
@@ -95,11 +100,13 @@ absl::Status ElasticRun::Settle() {
 // Nobody has a state: that of the newest checkpoint, or else as the program made it.
 absl::Status ElasticRun::StartFresh() {
   cursor_ = {};
+  std::fill(carried_.begin(), carried_.end(), 0.0F);
   if (options_.checkpoints) {
     GT_RETURN_IF_ERROR(OpenCheckpoints());
     block_ = {};
     const bool was_as_made = std::exchange(as_made_, false);
-    GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored, checkpoints_.get()->Restore());
+    GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored,
+                        checkpoints_.get()->Restore({.may_be_missing = {kCarriedNames}}));
     if (!restored) as_made_ = was_as_made;
     if (restored) {
       GT_RETURN_IF_ERROR(ReadBlock());
@@ -183,7 +190,11 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         place.batch = batch.size();
         place.samples = sharding::SamplesOf(
             options_.samples, sharding::ShareOf(batch, session_->rank(), session_->world_size()));
-        for (const Gradient& gradient : gradients_) std::fill_n(gradient.data, gradient.count, 0.0F);
+        for (Gradient& gradient : gradients_) {
+          std::fill_n(gradient.data, gradient.count, 0.0F);
+          gradient.ready = false;
+        }
+        ready_error_ = absl::OkStatus();
         phase_ = Phase::kComputing;
         return place;
       }
@@ -220,14 +231,53 @@ int64_t ElasticRun::BatchSize() const {
   return sharding::BatchAt(options_.samples, sharding::NextBatch(options_.samples, cursor_)).size();
 }
 
-absl::Status ElasticRun::ReduceGradients() {
-  const double batch = static_cast<double>(BatchSize());
+// A reducer returns the mean of what ranks give it, which is to be the mean of the samples.
+void ElasticRun::Ready(size_t index) {
+  if (phase_ != Phase::kComputing) return;
+  if (index >= gradients_.size() || gradients_[index].ready) {
+    ready_error_.Update(absl::InvalidArgumentError(
+        index >= gradients_.size()
+            ? absl::StrCat("there is no gradient ", index, ", they are 0 to ",
+                           static_cast<int64_t>(gradients_.size()) - 1)
+            : absl::StrCat("gradient ", index, " is ready for the second time in this step")));
+    return;
+  }
+  Gradient& gradient = gradients_[index];
+  gradient.ready = true;
+  if (reducer_ == nullptr) return;
+  const float scale = static_cast<float>(comm_->size()) / static_cast<float>(BatchSize());
+  std::transform(gradient.data, gradient.data + gradient.count, reducer_->gradient(index).begin(),
+                 [scale](float value) { return value * scale; });
+  ready_error_.Update(reducer_->Ready(index));
+}
+
+absl::Status ElasticRun::ReduceCompressed() {
+  for (size_t i = gradients_.size(); i-- > 0;) {
+    if (!gradients_[i].ready) Ready(i);
+  }
+  GT_RETURN_IF_ERROR(ready_error_);
+  GT_RETURN_IF_ERROR(reducer_->Finish().status());
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    const absl::Span<const float> mean = reducer_->gradient(i);
+    std::copy(mean.begin(), mean.end(), gradients_[i].data);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::ReduceDense() {
+  GT_RETURN_IF_ERROR(ready_error_);
   for (const Gradient& gradient : gradients_)
     GT_RETURN_IF_ERROR(comm_->AllReduce(gradient.data, gradient.count, DType::kFloat32, ReduceOp::kSum));
-  const float scale = static_cast<float>(1 / batch);
+  const float scale = static_cast<float>(1 / static_cast<double>(BatchSize()));
   for (const Gradient& gradient : gradients_) {
     for (size_t i = 0; i < gradient.count; ++i) gradient.data[i] *= scale;
   }
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::ReduceGradients() {
+  const double batch = static_cast<double>(BatchSize());
+  GT_RETURN_IF_ERROR(reducer_ == nullptr ? ReduceDense() : ReduceCompressed());
   held_ = applied_ + 1;
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
@@ -285,6 +335,30 @@ absl::Status ElasticRun::Applied() {
   return absl::OkStatus();
 }
 
+// ---------------------------------------------------------------- compression
+
+absl::Status ElasticRun::OpenReducer() {
+  if (reducer_ != nullptr || gradients_.empty()) return absl::OkStatus();
+  GT_ASSIGN_OR_RETURN(const auto policy, CompressionOfJob());
+  if (!policy) return absl::OkStatus();
+  std::vector<GradientSpec> specs;
+  for (size_t i = 0; i < gradients_.size(); ++i)
+    specs.push_back({absl::StrCat("gradient ", i), gradients_[i].count, gradients_[i].shape});
+  GT_ASSIGN_OR_RETURN(reducer_, Reducer::Create(comm_.get(), specs, options_.reducer));
+  carried_.resize(reducer_->HandoverCount());
+  return absl::OkStatus();
+}
+
+// Whether the step counts whose gradients the old generation had reduced last is known now.
+void ElasticRun::LeaveReducer() {
+  if (reducer_ == nullptr) return;
+  const bool rolls_forward = agreement_.parts[static_cast<size_t>(session_->rank())] == Part::kRollsForward;
+  const bool applied = held_ <= applied_ || rolls_forward;
+  const absl::Status given = reducer_->GiveHandover(applied, absl::MakeSpan(carried_));
+  if (!given.ok()) LogError("elastic: compression begins anew: ", given.message());
+  reducer_.reset();
+}
+
 // ---------------------------------------------------------------- checkpoints and records
 
 absl::Status ElasticRun::SaveIfDue() {
@@ -317,8 +391,14 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   if (comm_->size() > 1) {
     GT_ASSIGN_OR_RETURN(comm, comm_->Split(/*color=*/0, comm_->rank()));
   }
+  CheckpointOptions options;
+  if (reducer_ != nullptr) {
+    options.before_save = [this] {
+      return reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_));
+    };
+  }
   GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made,
-                      Checkpointer::Make(session_.get(), std::move(comm)));
+                      Checkpointer::Make(session_.get(), std::move(comm), options));
   for (const State& state : states_) {
     GT_RETURN_IF_ERROR(made->AddReplicated(state.name, {state.data, state.bytes},
                                            {static_cast<int64_t>(state.count)}, state.dtype));
@@ -326,6 +406,10 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   GT_RETURN_IF_ERROR(made->AddReplicated(absl::StrCat("gtrain/samples/", options_.name),
                                          {block_.data(), block_.size() * sizeof(int64_t)},
                                          {static_cast<int64_t>(block_.size())}, DType::kInt64));
+  if (!carried_.empty()) {
+    GT_RETURN_IF_ERROR(
+        made->AddPerRank(reducer_->HandoverName(), {carried_.data(), carried_.size() * sizeof(float)}));
+  }
   return made;
 }
 

@@ -2,8 +2,8 @@
 // samples it has, when gradients are reduced, when an update may be made, who hands its state to whom after a
 // generation has ended, and when a checkpoint is saved. elastic/plan/agree.h has the reasoning.
 //
-//   Begin -> compute (may be repeated) -> Reduce: true -> the update -> Applied -> Begin ...
-//                                         false -> Begin again
+//   Begin -> compute (may be repeated), Ready -> Reduce: true -> the update -> Applied -> Begin ...
+//                                                false -> Begin again
 //
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 24 bytes, and
@@ -12,6 +12,11 @@
 // its hash of 16 bytes, which all gather. Where a state was found in memory, the checkpointer of a generation
 // is opened beside training, from its first step on; saves that are due before it is open come with the step
 // that finds it open on all ranks.
+//
+// Where the job file has `comm.compression` gradients travel through a Reducer, which each generation makes
+// anew (at most three communicators and two small all-reduces a bucket) and which goes on with what the one
+// before it carried over: a block of Reducer::HandoverCount() floats. Ranks that are lost take their
+// residuals with them; a rank that comes new has none. It costs a copy of the gradients and back.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/port/communicator.h"
+#include "comm/reducer/reducer.h"
 #include "elastic/exec/checkpoints.h"
 #include "elastic/plan/agree.h"
 #include "gtrain/types.h"
@@ -34,6 +40,7 @@ struct ElasticOptions {
   std::string name = "train";  // of the data, in the job's records
   sharding::SampleOptions samples;
   bool checkpoints = false;  // the job says where: save when it is due, and resume
+  ReducerOptions reducer;    // where the job says how gradients travel, but for its codec
   // The head says when there is no other generation: it ends the process.
   absl::Duration rejoin_timeout = absl::Hours(24);
 };
@@ -56,12 +63,17 @@ class ElasticRun {
   // State that is equal on all ranks, and gradients. Both are registered before the first Begin, by all ranks
   // alike; the memory stays the caller's and must outlive this. Only the update changes state.
   absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype);
-  absl::Status AddGradient(float* data, size_t count);
+  // `shape`, whose product is `count`, matters to PowerSGD alone; empty: a vector.
+  absl::Status AddGradient(float* data, size_t count, std::vector<int64_t> shape = {});
 
   // Sets the gradients to zero where there is something to compute. Unavailable: there is no other generation
   // for this process: exit 75. FailedPrecondition: the last step was not reduced or not applied. Other errors
   // are those of the checkpoints, or say what differs between ranks.
   absl::StatusOr<StepPlace> Begin();
+  // The gradient is this rank's whole sum: it leaves while others are still computed, where the job
+  // compresses; else with Reduce. Never blocks; Reduce returns its errors: there is no such gradient, or it
+  // was ready in this step.
+  void Ready(size_t gradient);
   // Sums gradients and loss over all ranks and divides both by the samples of the batch. True: every rank has
   // the same gradients now, and all make the update; the gradients are the means. False: the generation ended
   // before that, and the step is computed again from Begin. Errors as of Begin.
@@ -80,6 +92,8 @@ class ElasticRun {
   struct Gradient {
     float* data = nullptr;
     size_t count = 0;
+    std::vector<int64_t> shape = {};
+    bool ready = false;  // in this step
   };
   enum class Phase { kIdle, kComputing, kApplying };
 
@@ -95,6 +109,10 @@ class ElasticRun {
   absl::Status SaveIfDue();
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
+  absl::Status ReduceDense();
+  absl::Status ReduceCompressed();
+  absl::Status OpenReducer();
+  void LeaveReducer();
   absl::StatusOr<bool> AfterLoss();
   absl::Status SaveLast();
   void SayWhere();
@@ -109,7 +127,10 @@ class ElasticRun {
 
   std::unique_ptr<Communicator> comm_;  // of the generation; null: it is over, or there was none yet
   Checkpoints checkpoints_;
-  bool all_opened_ = false;  // every rank said with the last step that its checkpointer is open
+  bool all_opened_ = false;           // every rank said with the last step that its checkpointer is open
+  std::unique_ptr<Reducer> reducer_;  // of the generation, or of the one before; null: gradients are summed
+  std::vector<float> carried_;        // what compression carries over, when no reducer does
+  absl::Status ready_error_;          // of Ready
   Agreement agreement_;
   bool settled_ = false;  // all ranks of the generation have the state
   Phase phase_ = Phase::kIdle;

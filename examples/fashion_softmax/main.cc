@@ -76,6 +76,7 @@ gtrain::Status Train(gtrain::Elastic& run, int64_t epochs, const Images& train, 
   const gtrain::Status status = run.Train(data, [&](gtrain::Step& step) {
     double loss = 0;
     for (const int64_t i : step.samples()) loss += Accumulate(train, i, w, grads[0]);
+    grads.Ready(0);
     return step.Apply(grads, loss, [&]() noexcept {
       for (size_t i = 0; i < kWeights; ++i) w[i] -= kRate * grads[0][i];
     });

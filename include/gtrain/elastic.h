@@ -22,15 +22,22 @@ namespace gtrain {
 class Elastic;
 
 // Gradients of float32: zeros when a step begins, the sum over this rank's samples when it calls Apply, the
-// mean over the samples of the whole batch in the update.
+// mean over the samples of the whole batch in the update. `comm.compression` of the job file says how they
+// travel; residuals and warm-up live through the loss of other ranks.
 class ElasticGradients {
  public:
   std::span<float> operator[](size_t i) { return parts_.at(i); }
   size_t size() const { return parts_.size(); }
+  // Gradient i is this rank's whole sum and stays as it is until the update: with compression it leaves while
+  // others are computed. Never blocks; Apply returns its errors (no such gradient; ready twice in a step),
+  // and takes those that nobody said to be ready.
+  void Ready(size_t i) { gtrain_elastic_ready(run_, i); }
 
  private:
   friend class Elastic;
   std::vector<std::vector<float>> parts_;
+  std::vector<std::vector<int64_t>> shapes_;
+  gtrain_elastic* run_ = nullptr;
 };
 
 // One step on this rank. Its function may run again for the same step, also on fewer or more samples, so it
@@ -85,6 +92,7 @@ class Step {
 //     return run.Train(data, [&](gtrain::Step& step) {
 //       double loss = 0;
 //       for (int64_t i : step.samples()) loss += Accumulate(i, w, gradients[0]);
+//       gradients.Ready(0);
 //       return step.Apply(gradients, loss, [&]() noexcept { Update(w, gradients[0]); });
 //     });
 //   }
@@ -105,7 +113,16 @@ class Elastic {
   }
   // Gradients of these sizes. Valid as long as this; once a run.
   ElasticGradients& Reduce(const std::vector<size_t>& sizes) {
-    for (const size_t size : sizes) gradients_.parts_.emplace_back(size);
+    for (const size_t size : sizes) AddGradient(size, {static_cast<int64_t>(size)});
+    return gradients_;
+  }
+  // The same for tensors of these shapes, which PowerSGD compresses as matrices.
+  ElasticGradients& ReduceTensors(const std::vector<std::vector<int64_t>>& shapes) {
+    for (const std::vector<int64_t>& shape : shapes) {
+      size_t count = 1;
+      for (const int64_t size : shape) count *= static_cast<size_t>(size);
+      AddGradient(count, shape);
+    }
     return gradients_;
   }
   // The data of this run: each sample of an epoch is trained once, whatever the number of ranks.
@@ -150,10 +167,18 @@ class Elastic {
         status = internal::Call(gtrain_elastic_add_state, made, state.name.c_str(), state.data, state.count,
                                 state.dtype);
     }
-    for (std::vector<float>& part : gradients_.parts_) {
-      if (status.ok()) status = internal::Call(gtrain_elastic_add_gradient, made, part.data(), part.size());
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      const std::vector<int64_t>& shape = gradients_.shapes_[i];
+      if (status.ok())
+        status = internal::Call(gtrain_elastic_add_gradient_of_shape, made, gradients_[i].data(),
+                                shape.data(), static_cast<int>(shape.size()));
     }
+    gradients_.run_ = made;
     return status;
+  }
+  void AddGradient(size_t count, std::vector<int64_t> shape) {
+    gradients_.parts_.emplace_back(count);
+    gradients_.shapes_.push_back(std::move(shape));
   }
 
   Session session_;

@@ -35,6 +35,7 @@ GTRAIN_API gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t 
  *   while (gtrain_elastic_begin(run, &step, &error) == GTRAIN_OK && !step.done) {
  *     int apply = 0;
  *     loss = compute(step.samples, step.sample_count, gradient);    may come again for the same step
+ *     gtrain_elastic_ready(run, 0);                                 if others are still to be computed
  *     gtrain_elastic_reduce(run, loss, &apply, &error);
  *     if (apply) {                                                  on all ranks, or on none
  *       update(state, gradient);
@@ -73,8 +74,18 @@ GTRAIN_API gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const cha
 GTRAIN_API gtrain_status gtrain_elastic_add_gradient(gtrain_elastic* run, float* data, size_t count,
                                                      gtrain_error* error);
 
+/* The same for a tensor of `dimensions` sizes, which PowerSGD compresses as a matrix; their product is the
+ * count. */
+GTRAIN_API gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* data,
+                                                              const int64_t* shape, int dimensions,
+                                                              gtrain_error* error);
+
 GTRAIN_API gtrain_status gtrain_elastic_begin(gtrain_elastic* run, gtrain_elastic_step* out,
                                               gtrain_error* error);
+/* Gradient `index`, in the order in which they were added, is this rank's whole sum. With `comm.compression`
+ * in the job file it leaves while others are computed. Never blocks. An error (no such gradient; ready twice)
+ * is that of gtrain_elastic_reduce, which takes those that nobody said to be ready. */
+GTRAIN_API void gtrain_elastic_ready(gtrain_elastic* run, size_t index);
 /* `loss`: the sum over this rank's samples. *apply: 1: make the update; 0: the step is to be computed again.
  */
 GTRAIN_API gtrain_status gtrain_elastic_reduce(gtrain_elastic* run, double loss, int* apply,

@@ -156,6 +156,8 @@ _FUNCTIONS = {
     "gtrain_elastic_free": (None, [c_void_p]),
     "gtrain_elastic_add_state": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, c_int, _ERROR]),
     "gtrain_elastic_add_gradient": (c_int, [c_void_p, c_void_p, c_size_t, _ERROR]),
+    "gtrain_elastic_add_gradient_of_shape": (c_int, [c_void_p, c_void_p, POINTER(c_int64), c_int, _ERROR]),
+    "gtrain_elastic_ready": (None, [c_void_p, c_size_t]),
     "gtrain_elastic_begin": (c_int, [c_void_p, POINTER(ElasticStep), _ERROR]),
     "gtrain_elastic_reduce": (c_int, [c_void_p, c_double, POINTER(c_int), _ERROR]),
     "gtrain_elastic_applied": (c_int, [c_void_p, _ERROR]),

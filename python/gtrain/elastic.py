@@ -1,6 +1,7 @@
 """Elastic: a training loop that its ranks may die in."""
 import array
 import ctypes
+import operator
 from ctypes import byref, c_int, c_int64, c_void_p
 
 from . import _library
@@ -56,9 +57,17 @@ class Elastic:
     def gradient(self, data):
         """Registers a gradient of float32, before the first step, and returns it: zeros when a step begins."""
         buffer = Buffer(data, "float32")
-        _library.call("gtrain_elastic_add_gradient", self._handle, buffer.address, buffer.count)
+        shape = tuple(buffer.shape) or (1,)
+        _library.call("gtrain_elastic_add_gradient_of_shape", self._handle, buffer.address, (c_int64 * len(shape))(*shape),
+                      len(shape))
         self._buffers.append(buffer)
         return data
+
+    def ready(self, index):
+        """Gradient `index`, in the order in which they were registered, is this rank's whole sum: with `comm.compression` in
+        the job file it leaves while others are computed. `apply` raises its errors, and takes those that nobody said to be
+        ready."""
+        _library.load().gtrain_elastic_ready(self._handle, operator.index(index))
 
     def __iter__(self):
         while True:

@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "elastic/exec/elastic_run.h"
 #include "gtrain/elastic_c.h"
@@ -34,6 +35,22 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   handle->run = std::make_unique<elastic::ElasticRun>(session->session, std::move(options));
   *out = handle.release();
   return absl::OkStatus();
+}
+
+absl::Status AddGradient(gtrain_elastic* run, float* data, const int64_t* shape, int dimensions) {
+  constexpr int kDimensionsMax = 64;
+  constexpr int64_t kElementsMax = int64_t{1} << 40;
+  if (dimensions < 1 || dimensions > kDimensionsMax || shape == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("a gradient has 1 to ", kDimensionsMax, " dimensions"));
+  int64_t count = 1;
+  for (int i = 0; i < dimensions; ++i) {
+    if (shape[i] < 0 || (shape[i] > 0 && count > kElementsMax / shape[i]))
+      return absl::InvalidArgumentError(absl::StrCat("dimension ", i, " of the gradient is ", shape[i]));
+    count *= shape[i];
+  }
+  const auto elements = static_cast<size_t>(count);
+  GT_RETURN_IF_ERROR(CheckBuffer(data, elements, DType::kFloat32));
+  return run->run->AddGradient(data, elements, {shape, shape + dimensions});
 }
 
 absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
@@ -78,6 +95,22 @@ gtrain_status gtrain_elastic_add_gradient(gtrain_elastic* run, float* data, size
     GT_RETURN_IF_ERROR(CheckHandle(run));
     GT_RETURN_IF_ERROR(gtrain::capi::CheckBuffer(data, count, gtrain::DType::kFloat32));
     return run->run->AddGradient(data, count);
+  });
+}
+
+gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* data, const int64_t* shape,
+                                                   int dimensions, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::AddGradient(run, data, shape, dimensions);
+  });
+}
+
+void gtrain_elastic_ready(gtrain_elastic* run, size_t index) {
+  (void)Call(nullptr, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    run->run->Ready(index);
+    return absl::OkStatus();
   });
 }
 

@@ -42,6 +42,7 @@ gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
       gradients[0][1] += static_cast<float>(2 * off);
       loss += off * off;
     }
+    gradients.Ready(0);
     poll(nullptr, 0, arguments.pause_ms);  // stands for a larger model
     std::string samples;
     for (const int64_t sample : step.samples()) samples += " " + std::to_string(sample);

@@ -1,5 +1,4 @@
 """`elastic: {mode: in-place}`: who survives keeps its process, whoever else dies."""
-import glob
 import os
 import random
 import signal
@@ -242,8 +241,8 @@ class ElasticRunTest(harness.GtrainTest):
     """A program of `gtrain::Main` and `Elastic::Train`, whose ranks die at any moment."""
     SAMPLES, BATCH, EPOCHS = soak(60000, 3000), 60, 2
 
-    def launch(self, name, ranks='4', mode='in-place', pause=10, extra='', samples=SAMPLES):
-        job = self.job_file(name, f'name: {name}\nrun: {LINEAR} {self.out} {samples} {self.BATCH} {pause} 1000\nranks: {ranks}\n'
+    def launch(self, name, ranks='4', mode='in-place', pause=10, extra='', samples=SAMPLES, weights=1000):
+        job = self.job_file(name, f'name: {name}\nrun: {LINEAR} {self.out} {samples} {self.BATCH} {pause} {weights}\nranks: {ranks}\n'
                                   f'elastic: {{mode: {mode}}}\nrestart: {{budget: 10000}}\n'
                                   f'resources: {{cpus: 1, oversubscribe: true}}\n{extra}')
         self.gtrain('launch', '-d', job)
@@ -324,6 +323,25 @@ class ElasticRunTest(harness.GtrainTest):
         newest = {lines[-1][0] for pid, lines in self.trained().items() if f'weights.{pid}' in os.listdir(self.out)}
         self.assertEqual(newest, {status['generation']}, 'a process knows in which generation it is')
         print(f'\n{killed} kills; {status.get("restarts")} charged', flush=True)
+
+    def test_compression_lives_through_the_loss_of_ranks(self):
+        """P1, N7: gradients go as top-k, whose warm-up and residuals survivors keep and newcomers are told of."""
+        self.launch('sparse', ranks='{min: 2, max: 4}', pause=20, weights=20000, samples=15000,
+                    extra='comm: {compression: {codec: topk, density: 0.01, warmup: 10}}\n')
+        self.gtrain('scale', '-n', '4', 'sparse', '--now')
+        for _ in range(3):
+            wait_until('4 ranks that step', lambda: (lambda ranks: len(ranks) == 4 and all(rank['step'] for rank in ranks))(
+                self.job('sparse')['ranks']))
+            os.kill(sorted(self.living())[0], signal.SIGKILL)
+            wait_until('one that is new among those that were there',
+                       lambda: self.job('sparse')['compression'].startswith('3 of 4 ranks go on with what was held back'))
+        self.wait_for_state('sparse', 'SUCCEEDED')
+        self.assertIn('trained once', self.gtrain('data', 'audit', 'sparse').stdout)
+        weights = self.weights()
+        self.assertGreaterEqual(len(weights), 3)
+        self.assertEqual(len(set(weights)), 1, 'bit for bit the same on all ranks')
+        self.assertAlmostEqual(weights[0][0], 3, 3)
+        self.assertAlmostEqual(weights[0][1], -2, 3)
 
     def test_no_step_and_no_sample_is_lost_where_survivors_go_on_alone(self):
         """P1, N7: generations of two, three and four ranks, in which processes come up beside the others and join."""

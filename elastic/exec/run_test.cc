@@ -1,0 +1,263 @@
+// Elastic runs whose ranks are threads: what becomes of a step, and of what compression carries over, when a
+// generation ends in the middle of it.
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+
+#include "base/status_macros.h"
+#include "base/test_folder.h"
+#include "checkpoint/engine/session_fake.h"
+#include "checkpoint/store/directory_store.h"
+#include "elastic/exec/run_test_world.h"
+
+namespace gtrain::elastic {
+namespace {
+
+constexpr size_t kCount = 20'000;  // enough to be compressed
+constexpr int64_t kBatch = 12;
+
+// kSummed: the gradients are reduced, and the losses are not. kUntold: they are, which this process does not
+// hear: the others apply the step.
+enum class At { kCompute, kReady, kSummed, kUntold, kReduced, kApplied };
+constexpr At kEverywhere[] = {At::kCompute, At::kReady, At::kSummed, At::kUntold, At::kReduced, At::kApplied};
+
+// When what happens to which process.
+struct Turn {
+  int64_t step = 0;
+  At at = At::kCompute;
+  int process = 0;
+  std::vector<int> next;  // the processes of the generation that begins then
+  bool dies = false;
+};
+
+// Sample i pushes the weights in a direction of its own; those from `flush` on in none.
+float Push(int64_t sample, size_t weight) {
+  const auto bits = static_cast<uint32_t>((sample + 1) * 2654435761 + static_cast<int64_t>(weight) * 40503);
+  return static_cast<float>(bits % 2001) / 1000 - 1;
+}
+
+struct Outcome {
+  absl::Status status;
+  std::vector<float> weights;
+  std::map<int64_t, std::vector<int64_t>> trained;  // step, samples
+};
+
+class Job {
+ public:
+  Job(int64_t steps, int64_t flush_from, std::vector<Turn> turns, bool checkpoints = false)
+      : steps_(steps), flush_from_(flush_from), turns_(std::move(turns)), checkpoints_(checkpoints) {}
+
+  // Called after each step by every process.
+  std::function<void(int64_t step)> between = [](int64_t) {};
+
+  // The first generation has the first `ranks` of all processes.
+  std::vector<Outcome> Run(int processes, int ranks) {
+    std::vector<int> first(static_cast<size_t>(ranks));
+    std::iota(first.begin(), first.end(), 0);
+    job_.Begin(first);
+    std::vector<Outcome> outcomes(static_cast<size_t>(processes));
+    std::vector<std::thread> threads;
+    for (int process = 0; process < processes; ++process) {
+      threads.emplace_back([&, process] {
+        // One that comes later starts when the generation begins that has it.
+        const auto joined = [&] {
+          for (size_t i = 0; i < turns_.size(); ++i) {
+            if (std::count(turns_[i].next.begin(), turns_[i].next.end(), process) > 0) return i + 1;
+          }
+          return size_t{0};
+        };
+        const size_t after = process < ranks ? 0 : joined();
+        Outcome& outcome = outcomes[static_cast<size_t>(process)];
+        outcome.status = Train(process, after, &outcome);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return outcomes;
+  }
+
+ private:
+  // The turn that comes next, if it is here; done once.
+  const Turn* Due(int64_t step, At at, int process) {
+    const size_t next = turn_.load();
+    if (next >= turns_.size()) return nullptr;
+    const Turn& turn = turns_[next];
+    if (turn.step != step || turn.at != at || turn.process != process) return nullptr;
+    turn_ = next + 1;
+    job_.Begin(turn.next);
+    return &turn;
+  }
+
+  absl::Status Train(int process, size_t after, Outcome* outcome) {
+    auto session = std::make_shared<ThreadSession>(&job_, process, after);
+    sharding::SampleOptions samples{.samples = steps_ * kBatch, .global_batch = kBatch, .shuffle = false};
+    ElasticRun run(session, {.samples = samples,
+                             .checkpoints = checkpoints_,
+                             .reducer = {.bucket_bytes = kCount * sizeof(float)}});
+    std::vector<float>& weights = outcome->weights;
+    weights.assign(kCount, 0);
+    // Two gradients of the same weights, in buckets of their own.
+    std::vector<float> odd(kCount), even(kCount);
+    GT_RETURN_IF_ERROR(run.AddState("w", weights.data(), kCount, DType::kFloat32));
+    GT_RETURN_IF_ERROR(run.AddGradient(odd.data(), kCount));
+    GT_RETURN_IF_ERROR(run.AddGradient(even.data(), kCount));
+    int64_t now = 0;
+    const auto lose = [&](At at) {
+      return [&, at](size_t count, DType dtype) -> absl::Status {
+        const bool losses = dtype == DType::kFloat64 && count == 3;
+        if (!losses || Due(now, at, process) == nullptr) return absl::OkStatus();
+        return absl::UnavailableError("the test ends this generation");
+      };
+    };
+    session->hooks.before_all_reduce = lose(At::kSummed);
+    session->hooks.after_all_reduce = lose(At::kUntold);
+    const absl::Status died = absl::CancelledError("the test ends this process");
+    for (;;) {
+      GT_ASSIGN_OR_RETURN(const StepPlace step, run.Begin());
+      if (step.done) return absl::OkStatus();
+      now = step.step;
+      if (const Turn* turn = Due(step.step, At::kCompute, process); turn != nullptr && turn->dies)
+        return died;
+      for (const int64_t sample : step.samples) {
+        for (size_t i = 0; i < kCount && step.step <= flush_from_; ++i)
+          (sample % 2 == 0 ? even : odd)[i] += Push(sample, i);
+      }
+      run.Ready(1);
+      if (step.step % 2 == 0) run.Ready(0);
+      if (const Turn* turn = Due(step.step, At::kReady, process); turn != nullptr && turn->dies) return died;
+      GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(1));
+      if (!apply) continue;
+      if (const Turn* turn = Due(step.step, At::kReduced, process); turn != nullptr && turn->dies)
+        return died;
+      for (size_t i = 0; i < kCount; ++i) weights[i] += odd[i] + even[i];
+      outcome->trained[step.step] = step.samples;
+      GT_RETURN_IF_ERROR(run.Applied());
+      between(step.step);
+      if (const Turn* turn = Due(step.step, At::kApplied, process); turn != nullptr && turn->dies)
+        return died;
+    }
+  }
+
+  const int64_t steps_, flush_from_;
+  const std::vector<Turn> turns_;
+  const bool checkpoints_;
+  std::atomic<size_t> turn_{0};
+  ThreadJob job_;
+};
+
+// The weights that all samples' pushes make, whoever made them.
+std::vector<double> Sum(int64_t steps) {
+  std::vector<double> sum(kCount);
+  for (int64_t sample = 0; sample < steps * kBatch; ++sample) {
+    for (size_t i = 0; i < kCount; ++i) sum[i] += static_cast<double>(Push(sample, i)) / kBatch;
+  }
+  return sum;
+}
+
+double Off(const std::vector<float>& weights, const std::vector<double>& wanted) {
+  double worst = 0;
+  for (size_t i = 0; i < kCount; ++i)
+    worst = std::max(worst, std::abs(static_cast<double>(weights[i]) - wanted[i]));
+  return worst;
+}
+
+void ExpectAllTrained(const std::vector<Outcome>& outcomes, int64_t steps, int64_t pushed, double off) {
+  const std::vector<double> wanted = Sum(pushed);
+  for (const Outcome& outcome : outcomes) {
+    if (absl::IsCancelled(outcome.status)) continue;    // it died, as the test wanted,
+    if (absl::IsUnavailable(outcome.status)) continue;  // or has no place any more
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_LT(Off(outcome.weights, wanted), off);
+    EXPECT_EQ(outcome.weights, outcomes[0].weights);
+  }
+  EXPECT_TRUE(outcomes[0].trained.contains(steps));
+}
+
+class ElasticRunTest : public ::testing::Test {
+ protected:
+  void TearDown() override { unsetenv("GTRAIN_COMPRESSION"); }
+  void Compress(const char* words) { setenv("GTRAIN_COMPRESSION", words, 1); }
+};
+
+TEST_F(ElasticRunTest, ALossAnywhereInAStepLosesNoSample) {
+  for (const At at : kEverywhere) {
+    SCOPED_TRACE(static_cast<int>(at));
+    Job job(8, 8, {{3, at, 2, {0, 1}, true}, {5, at, 1, {0, 1, 3}, false}, {7, at, 1, {3, 0}, true}});
+    ExpectAllTrained(job.Run(4, 3), 8, 8, 1e-4);
+  }
+}
+
+// After the last push many steps send nothing new, so all that was held back has come in the end: nothing is
+// lost or comes twice, however often the ranks change in the middle of a step.
+TEST_F(ElasticRunTest, WhatCompressionHoldsBackComesThroughAllGenerations) {
+  for (const char* words :
+       {"topk density=0.3 warmup=0", "topk density=0.3 warmup=4", "auto: topk density=0.3 warmup=0"}) {
+    Compress(words);
+    for (const At at : kEverywhere) {
+      SCOPED_TRACE(absl::StrCat(words, " ", static_cast<int>(at)));
+      Job job(36, 10,
+              {{3, at, 1, {0, 1, 2, 3}, false},
+               {6, at, 3, {2, 1, 0, 3}, false},
+               {9, at, 0, {4, 3, 2, 1, 0}, false}});
+      ExpectAllTrained(job.Run(5, 3), 36, 10, 1e-4);
+    }
+  }
+}
+
+// Its residual dies with a rank: what is missing is that of a few of its steps.
+TEST_F(ElasticRunTest, ALostRankCostsWhatItHeldBackAndNoMore) {
+  Compress("topk density=0.3 warmup=0");
+  Job job(36, 10, {{6, At::kReady, 2, {0, 1}, true}});
+  const std::vector<Outcome> outcomes = job.Run(3, 3);
+  EXPECT_EQ(outcomes[0].weights, outcomes[1].weights);
+  EXPECT_GT(Off(outcomes[0].weights, Sum(10)), 1e-3);
+  EXPECT_LT(Off(outcomes[0].weights, Sum(10)), 1.5);
+}
+
+// All ranks are lost between two steps. What they had held back by the last checkpoint comes in the end.
+TEST_F(ElasticRunTest, WhatCompressionHoldsBackIsInCheckpoints) {
+  Compress("topk density=0.3 warmup=0");
+  const std::string folder = TestFolder();
+  setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
+  setenv("GTRAIN_CHECKPOINT_EVERY", "3 steps", 1);
+  setenv("GTRAIN_CLUSTER", "c", 1);
+  setenv("GTRAIN_JOB_HASH", "h", 1);
+  Job first(36, 10, {{8, At::kApplied, 0, {}, false}}, true);
+  first.between = [&](int64_t step) {
+    const auto committed = [&] {
+      return (*ckpt::OpenDirectoryStore(folder))->List("manifests/")->size() == 1;
+    };
+    EXPECT_TRUE(step != 6 || ckpt::Until(committed));
+  };
+  for (const Outcome& outcome : first.Run(3, 3))
+    EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;
+  Job second(36, 10, {}, true);
+  const std::vector<Outcome> outcomes = second.Run(3, 3);
+  ExpectAllTrained(outcomes, 36, 10, 1e-4);
+  EXPECT_FALSE(outcomes[0].trained.contains(3)) << "it began anew";
+  EXPECT_TRUE(outcomes[0].trained.contains(4));
+  for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
+  unsetenv("GTRAIN_CLUSTER");
+  unsetenv("GTRAIN_JOB_HASH");
+}
+
+TEST_F(ElasticRunTest, AGradientThatIsReadyTwiceOrNoneIsAnErrorOfReduce) {
+  ThreadJob threads;
+  threads.Begin({0});
+  auto session = std::make_shared<ThreadSession>(&threads, 0, 0);
+  ElasticRun run(session, {.samples = {.samples = 4, .global_batch = 1}});
+  float gradient = 0;
+  ASSERT_TRUE(run.AddGradient(&gradient, 1).ok());
+  ASSERT_TRUE(run.Begin().ok());
+  run.Ready(0);
+  run.Ready(0);
+  EXPECT_TRUE(absl::IsInvalidArgument(run.Reduce(0).status()));
+  ASSERT_TRUE(run.Begin().ok());
+  run.Ready(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(run.Reduce(0).status()));
+  ASSERT_TRUE(run.Begin().ok());
+  run.Ready(0);
+  EXPECT_TRUE(run.Reduce(0).ok());
+}
+
+}  // namespace
+}  // namespace gtrain::elastic

@@ -1,0 +1,130 @@
+// For tests: a job whose processes are threads and live through generations of ranks.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "comm/exec/communicator.h"
+#include "comm/fake/fake_transport.h"
+#include "comm/fake/fake_world.h"
+#include "comm/reducer/wrapped_communicator.h"
+#include "elastic/exec/elastic_run.h"
+#include "runtime/port/session.h"
+
+namespace gtrain::elastic {
+
+// Generations follow each other as the test says: Begin makes one of the processes named, in the order of
+// their ranks, all on one machine, and revokes the one before. Thread-safe.
+class ThreadJob {
+ public:
+  static constexpr absl::Duration kPatience = absl::Seconds(60);
+
+  void Begin(const std::vector<int>& processes) {
+    MutexLock lock(&mu_);
+    if (!generations_.empty()) generations_.back()->world.Revoke("the test ends this generation");
+    generations_.push_back(std::make_unique<Generation>(processes));
+  }
+  // No generation comes any more.
+  void End() {
+    MutexLock lock(&mu_);
+    ended_ = true;
+  }
+  size_t generations() const {
+    MutexLock lock(&mu_);
+    return generations_.size();
+  }
+
+  // One process's place in one generation.
+  struct Place {
+    size_t generation = 0;  // the first is 1; 0: there is none for it
+    int rank = 0, size = 0;
+    std::shared_ptr<comm::Bootstrap> bootstrap;
+    comm::FakeNetwork* network = nullptr;
+  };
+  // Waits for a generation after `after` that has this process.
+  Place Join(int process, size_t after) {
+    MutexLock lock(&mu_);
+    const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return ended_ || generations_.size() > after;
+    };
+    if (!mu_.AwaitFor(kPatience, known) || generations_.size() <= after) return {};
+    Generation& newest = *generations_.back();
+    const auto at = std::find(newest.processes.begin(), newest.processes.end(), process);
+    if (at == newest.processes.end()) return {};
+    const auto rank = static_cast<int>(at - newest.processes.begin());
+    return {generations_.size(), rank, static_cast<int>(newest.processes.size()),
+            std::shared_ptr<comm::Bootstrap>(newest.world.Rank(rank)), &newest.network};
+  }
+
+ private:
+  struct Generation {
+    explicit Generation(const std::vector<int>& all)
+        : processes(all), world(comm::FakeWorld::OneNode(static_cast<int>(all.size()))) {
+      world.wakes = true;
+    }
+    const std::vector<int> processes;
+    comm::FakeWorld world;
+    comm::FakeNetwork network;
+  };
+  mutable Mutex mu_;
+  std::vector<std::unique_ptr<Generation>> generations_ ABSL_GUARDED_BY(mu_);
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class ThreadSession final : public Session {
+ public:
+  // Joins the first generation after `after` that has this process.
+  ThreadSession(ThreadJob* job, int process, size_t after)
+      : job_(job), process_(process), place_(job->Join(process, after)) {}
+  int rank() const override { return place_.rank; }
+  int local_rank() const override { return place_.rank; }
+  int world_size() const override { return place_.size; }
+  uint64_t generation() const override { return place_.generation; }
+  uint64_t timeline() const override { return place_.generation; }
+  bool managed() const override { return true; }
+  const std::string& job() const override { return name_; }
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(const CommunicatorOptions& user) override {
+    comm::ExecOptions options;
+    options.user = user;
+    options.owner = place_.bootstrap;
+    options.transport = [network = place_.network](const comm::Bootstrap&, uint64_t) {
+      return network->MakeTransport();
+    };
+    GT_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made,
+                        comm::MakeCommunicator(place_.bootstrap.get(), options));
+    return std::make_unique<comm::WrappedCommunicator>(std::move(made), &hooks);
+  }
+  absl::Status Rejoin(const SessionOptions&) override {
+    ThreadJob::Place next = job_->Join(process_, place_.generation);
+    if (next.generation == 0) return absl::UnavailableError("there is no generation for this process");
+    place_ = std::move(next);
+    return absl::OkStatus();
+  }
+  void Report(const ProgressReport&) override {}
+  void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
+  void ReportNote(absl::string_view, const std::string&) override {}
+  absl::Status Alive() const override { return place_.bootstrap->Alive(); }
+  bool StopRequested() const override { return false; }
+  std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
+
+  comm::Hooks hooks;  // of all communicators
+
+ private:
+  ThreadJob* const job_;
+  const int process_;
+  const std::string name_ = "threads";
+  ThreadJob::Place place_;
+};
+
+}  // namespace gtrain::elastic
