@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "absl/status/status.h"
-#include "launcher/cli/local_daemons.h"
+#include "launcher/exec/local_daemons.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 
 // A thread of the head or the agent that looks after the others, from construction to destruction. It ends
 // its own process as SIGTERM does when that one has lost its place: its state directory was removed, or the
@@ -31,4 +31,4 @@ class LocalWatch {
 // Runs the process `gtrain local-watch`, until the cluster ended or cannot be brought back.
 absl::Status RunLocalWatch(const std::string& dir);
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec

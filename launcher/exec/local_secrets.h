@@ -12,7 +12,7 @@
 #include "base/unique_fd.h"
 #include "job/spec/job_spec.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 
 // InvalidArgument names the first variable under `secrets:` that this process's environment lacks, or the
 // first value here that is longer than an agent would take.
@@ -31,4 +31,4 @@ void Remove(const KeptSecrets& kept);
 // Removes the secrets of jobs that are over, which are all but those of launches on their way.
 void DropSecrets(const std::string& cluster_dir);
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec
