@@ -372,5 +372,15 @@ class GtrainTest(unittest.TestCase):
                     print(f'--- {os.path.relpath(path, self.dir)}\n{text}', file=sys.stderr)
 
 
+class PlainShellTest(GtrainTest):
+    """The shell of an ordinary user, which was never told about gtrain or its needs."""
+    ordinary_user = True
+
+    def env(self, home=None, **more):
+        env = super().env(home)
+        env.pop('PYTHONUNBUFFERED', None)
+        return dict(env, **more)
+
+
 def main():
     unittest.main(verbosity=2)
