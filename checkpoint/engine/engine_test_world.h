@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
@@ -145,6 +146,20 @@ inline void ExpectRestored(const FakeJob& job, const std::string& folder, int64_
     EXPECT_EQ(all[rank].step->step, step);
     EXPECT_TRUE(all[rank].state == State::At(step, rank)) << "rank " << rank << " is not bit-identical";
   }
+}
+
+// The files of a step that lie in a directory, but for the index.
+inline std::vector<std::string> FilesOfStep(const std::string& folder, int64_t step) {
+  auto store = *OpenDirectoryStore(folder);
+  std::vector<std::string> out;
+  const std::vector<std::string> keys = *store->List("");
+  for (const std::string& key : keys) {
+    if (absl::StrContains(key, absl::StrCat("step-00000000000", step)) &&
+        !absl::EndsWith(key, "index.json")) {
+      out.push_back(absl::StrCat(folder, "/", key));
+    }
+  }
+  return out;
 }
 
 // Collects log lines; tests say which warnings they expect.
