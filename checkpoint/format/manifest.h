@@ -24,7 +24,7 @@ inline constexpr size_t kShardsMax = 1'000'000;
 inline constexpr uint64_t kFileBytesMax = uint64_t{1} << 50;
 inline constexpr size_t kIdentityBytesMax = 256;  // cluster, job, job hash
 inline constexpr uint64_t kChunkBytes = 4 << 20;
-// Ranks in all lists of boxes together, at about 60 bytes each: 61 ways to cut tensors over 8,192 ranks.
+// The sum of the ranks of all lists of boxes, about 60 bytes each: room for 61 lists of 8,192 ranks.
 inline constexpr size_t kBoxRanksMax = 500'000;
 
 inline constexpr size_t kPartBytesMax = 64 << 20;        // the text of a part
@@ -45,7 +45,7 @@ struct Slice {
 // State that another rank of an earlier, larger world saved, carried along by rank `rank` modulo world size.
 struct KeptBlob {
   uint64_t blob = 0;  // which of the kPerRank tensors
-  int rank = 0;       // whose; not one of this world
+  int rank = 0;       // its rank when saved; this world lacks it
   uint64_t bytes = 0;
   auto operator<=>(const KeptBlob&) const = default;
 };
