@@ -84,14 +84,18 @@ struct Rank {
   std::unique_ptr<State> state = std::make_unique<State>();
 };
 
-inline absl::StatusOr<Rank> OpenRank(const FakeJob& job, FakeSession* session, const std::string& folder,
-                                     int keep = 3, const StoreFactory& factory = &OpenDirectoryStore) {
+inline absl::StatusOr<Rank> OpenRankWith(const FakeJob& job, FakeSession* session,
+                                         const CheckpointOptions& options,
+                                         const StoreFactory& factory = &OpenDirectoryStore) {
   Rank rank;
-  GT_ASSIGN_OR_RETURN(rank.checkpointer,
-                      OpenCheckpointer(session, {.uri = folder, .keep = keep, .commit_timeout = kLong},
-                                       EnvironmentOf(job), factory));
+  GT_ASSIGN_OR_RETURN(rank.checkpointer, OpenCheckpointer(session, options, EnvironmentOf(job), factory));
   GT_RETURN_IF_ERROR(Register(rank.checkpointer.get(), rank.state.get()));
   return rank;
+}
+
+inline absl::StatusOr<Rank> OpenRank(const FakeJob& job, FakeSession* session, const std::string& folder,
+                                     int keep = 3, const StoreFactory& factory = &OpenDirectoryStore) {
+  return OpenRankWith(job, session, {.uri = folder, .keep = keep, .commit_timeout = kLong}, factory);
 }
 
 // Saves `steps` one after the other and waits for each commit, on every rank.

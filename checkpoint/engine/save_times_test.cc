@@ -25,14 +25,12 @@ TEST_F(EngineTest, AnAutomaticIntervalSaysWhyItIsWhatItIs) {
     RunRanks(job, [&](FakeSession* session) {
       CheckpointOptions options{.uri = folder};
       if (!automatic) options.every_steps = 1;
-      auto checkpointer = OpenCheckpointer(session, options, EnvironmentOf(job), &OpenDirectoryStore);
-      ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
-      State state;
-      ASSERT_TRUE(Register(checkpointer->get(), &state).ok());
+      auto rank = OpenRankWith(job, session, options);
+      ASSERT_TRUE(rank.ok()) << rank.status();
       for (const int64_t step : {1, 2}) {
         EXPECT_THAT(info(), Not(HasSubstr("saves are due")));  // the first save has nothing to go by
-        ASSERT_TRUE((*checkpointer)->Save(step).ok());
-        ASSERT_TRUE((*checkpointer)->Wait(kLong).ok());
+        ASSERT_TRUE(rank->checkpointer->Save(step).ok());
+        ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
       }
       EXPECT_EQ(session->policy().empty(), !automatic);
     });
@@ -70,15 +68,13 @@ TEST_F(EngineTest, SaveIfDueFollowsThePolicy) {
     static const std::string folder = TestFolder();
     // Rank 0's clock decides; rank 1 alone would never save.
     const absl::Duration every = session->rank() == 0 ? absl::Nanoseconds(1) : absl::Hours(1);
-    auto c =
-        OpenCheckpointer(session, {.uri = folder, .every = every}, EnvironmentOf(job), &OpenDirectoryStore);
-    ASSERT_TRUE(c.ok()) << c.status();
-    State state;
-    ASSERT_TRUE(Register(c->get(), &state).ok());
-    auto due = (*c)->SaveIfDue(1, nullptr);
+    auto rank = OpenRankWith(job, session, {.uri = folder, .every = every});
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const auto& c = rank->checkpointer;
+    auto due = c->SaveIfDue(1, nullptr);
     ASSERT_TRUE(due.ok()) << due.status();
     EXPECT_TRUE(*due);
-    EXPECT_TRUE((*c)->Wait(kLong).ok());
+    EXPECT_TRUE(c->Wait(kLong).ok());
   });
 }
 
@@ -86,21 +82,19 @@ TEST_F(EngineTest, ANoticeSavesOnceAndAtOnce_C13) {
   const FakeJob job{.world_size = 2};
   const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
-    auto c = OpenCheckpointer(session, {.uri = folder, .every_steps = 100}, EnvironmentOf(job),
-                              &OpenDirectoryStore);
-    ASSERT_TRUE(c.ok()) << c.status();
-    State state;
-    ASSERT_TRUE(Register(c->get(), &state).ok());
+    auto rank = OpenRankWith(job, session, {.uri = folder, .every_steps = 100});
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const auto& c = rank->checkpointer;
     std::vector<int64_t> saved;
     for (int64_t step = 1; step <= 8; ++step) {
       // Rank 1 hears of it a step earlier than rank 0, which decides; it is taken back and comes again.
       const int64_t heard = session->rank() == 0 ? 3 : 2;
       const bool there = (step >= heard && step < 5) || step >= 6;
       session->Notice(there ? std::optional(absl::Seconds(100)) : std::nullopt);
-      auto due = (*c)->SaveIfDue(step, nullptr);
+      auto due = c->SaveIfDue(step, nullptr);
       ASSERT_TRUE(due.ok()) << due.status();
       if (*due) saved.push_back(step);
-      ASSERT_TRUE((*c)->Wait(kLong).ok());
+      ASSERT_TRUE(c->Wait(kLong).ok());
     }
     EXPECT_THAT(saved, ElementsAre(3, 6));
   });
@@ -110,18 +104,16 @@ TEST_F(EngineTest, AStopIsWhatRank0HasHeardAndSavesOnce) {
   const FakeJob job{.world_size = 2};
   const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
-    auto c = OpenCheckpointer(session, {.uri = folder, .every_steps = 100}, EnvironmentOf(job),
-                              &OpenDirectoryStore);
-    ASSERT_TRUE(c.ok()) << c.status();
-    State state;
-    ASSERT_TRUE(Register(c->get(), &state).ok());
+    auto rank = OpenRankWith(job, session, {.uri = folder, .every_steps = 100});
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const auto& c = rank->checkpointer;
     for (int64_t step = 1; step <= 4; ++step) {
       if (step == (session->rank() == 0 ? 3 : 2)) session->RequestStop();
-      auto due = (*c)->SaveIfDue(step, nullptr);
+      auto due = c->SaveIfDue(step, nullptr);
       ASSERT_TRUE(due.ok()) << due.status();
       EXPECT_EQ(*due, step == 3) << step;
-      EXPECT_EQ((*c)->stop_agreed(), step >= 3) << step;
-      ASSERT_TRUE((*c)->Wait(kLong).ok());
+      EXPECT_EQ(c->stop_agreed(), step >= 3) << step;
+      ASSERT_TRUE(c->Wait(kLong).ok());
     }
   });
 }
@@ -132,22 +124,20 @@ TEST_F(EngineTest, ASaveOfTheStepThatSaveIfDueSavedIsOneCommit) {
   const std::string folder = TestFolder();
   const auto commits = [&] { return ListManifests(OpenDirectoryStore(folder)->get())->size(); };
   RunRanks(job, [&](FakeSession* session) {
-    auto c = OpenCheckpointer(session, {.uri = folder, .keep = 100, .every_steps = 2}, EnvironmentOf(job),
-                              &OpenDirectoryStore);
-    ASSERT_TRUE(c.ok()) << c.status();
-    State state;
-    ASSERT_TRUE(Register(c->get(), &state).ok());
-    ASSERT_TRUE(*(*c)->SaveIfDue(2, nullptr));
-    EXPECT_TRUE(*(*c)->Save(2));  // whether it is committed already or not
-    ASSERT_TRUE((*c)->Wait(kLong).ok());
-    EXPECT_TRUE(*(*c)->Save(2));
-    ASSERT_TRUE((*c)->Wait(kLong).ok());
+    auto rank = OpenRankWith(job, session, {.uri = folder, .keep = 100, .every_steps = 2});
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const auto& c = rank->checkpointer;
+    ASSERT_TRUE(*c->SaveIfDue(2, nullptr));
+    EXPECT_TRUE(*c->Save(2));  // whether it is committed already or not
+    ASSERT_TRUE(c->Wait(kLong).ok());
+    EXPECT_TRUE(*c->Save(2));
+    ASSERT_TRUE(c->Wait(kLong).ok());
     if (session->rank() == 0) {
       EXPECT_EQ(commits(), 1);
     }
-    ASSERT_TRUE((*c)->Restore().ok());
-    EXPECT_TRUE(*(*c)->Save(2));
-    ASSERT_TRUE((*c)->Wait(kLong).ok());
+    ASSERT_TRUE(c->Restore().ok());
+    EXPECT_TRUE(*c->Save(2));
+    ASSERT_TRUE(c->Wait(kLong).ok());
     if (session->rank() == 0) {
       EXPECT_EQ(commits(), 2);
     }

@@ -35,12 +35,7 @@ class SecondLaunchTest(PlainShellTest):
 
     def test_a_program_that_chooses_its_folder_itself(self):
         """No checkpoint.uri: the second launch would save where the first does."""
-        text = os.path.join(self.dir, 'text')
-        with open(text, 'w') as out:
-            out.write('a line of text that is learned by heart\n' * 500)
-        os.chmod(text, 0o644)
-        char_lm = shutil.copy(os.path.join(harness.BUILD, 'examples', 'char_lm'), self.dir)
-        words = (f'{char_lm} --text {text} --batch 16 --steps 1000000').split()
+        words = (f'{self.char_lm()} --batch 16 --steps 1000000').split()
         first = self.start('launch', '--name', 'lm', '-n', '1', '--', *words)
         manifests = os.path.join(self.dir, 'ckpt', 'char_lm', 'manifests')
         wait_until('a checkpoint', lambda: os.path.isdir(manifests) and os.listdir(manifests))

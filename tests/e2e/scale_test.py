@@ -1,7 +1,6 @@
 """Jobs that get more and fewer ranks while they run."""
 import json
 import os
-import shutil
 
 import cluster
 import harness
@@ -10,13 +9,8 @@ from harness import PlainShellTest, wait_until
 
 class ScaleTest(PlainShellTest):
     def test_a_job_gets_less_and_more_ranks_while_it_runs(self):
-        text = os.path.join(self.dir, 'text')
-        with open(text, 'w') as out:
-            out.write('a line of text that is learned by heart\n' * 500)
-        os.chmod(text, 0o644)
-        char_lm = shutil.copy(os.path.join(harness.BUILD, 'examples', 'char_lm'), self.dir)
         self.gtrain('launch', '-d', self.job_file('lm', f"""name: lm
-run: {char_lm} --text {text} --steps 1000000
+run: {self.char_lm()} --steps 1000000
 ranks: {{min: 1, max: 3}}
 checkpoint: {{uri: ./ckpt, every: 10 steps}}
 """))
