@@ -60,6 +60,7 @@ with gtrain.Session() as session, gtrain.Checkpointer(session) as checkpointer:
     checkpointer.replicated({{'weights': bytearray(b'1234')}})
     checkpointer.restore()
     checkpointer.save(1)
+    checkpointer.wait()  # the next launch looks for the commit at once
 '''
 
 
