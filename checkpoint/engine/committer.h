@@ -43,6 +43,7 @@
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/save_order.h"
 #include "checkpoint/plan/save_core.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/blob_store.h"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
@@ -83,14 +84,18 @@ struct Rank {
   std::unique_ptr<State> state = std::make_unique<State>();
 };
 
-inline absl::StatusOr<Rank> OpenRank(const FakeJob& job, FakeSession* session, const std::string& folder,
-                                     int keep = 3, const StoreFactory& factory = &OpenDirectoryStore) {
+inline absl::StatusOr<Rank> OpenRankWith(const FakeJob& job, FakeSession* session,
+                                         const CheckpointOptions& options,
+                                         const StoreFactory& factory = &OpenDirectoryStore) {
   Rank rank;
-  GT_ASSIGN_OR_RETURN(rank.checkpointer,
-                      OpenCheckpointer(session, {.uri = folder, .keep = keep, .commit_timeout = kLong},
-                                       EnvironmentOf(job), factory));
+  GT_ASSIGN_OR_RETURN(rank.checkpointer, OpenCheckpointer(session, options, EnvironmentOf(job), factory));
   GT_RETURN_IF_ERROR(Register(rank.checkpointer.get(), rank.state.get()));
   return rank;
+}
+
+inline absl::StatusOr<Rank> OpenRank(const FakeJob& job, FakeSession* session, const std::string& folder,
+                                     int keep = 3, const StoreFactory& factory = &OpenDirectoryStore) {
+  return OpenRankWith(job, session, {.uri = folder, .keep = keep, .commit_timeout = kLong}, factory);
 }
 
 // Saves `steps` one after the other and waits for each commit, on every rank.
@@ -145,6 +150,20 @@ inline void ExpectRestored(const FakeJob& job, const std::string& folder, int64_
     EXPECT_EQ(all[rank].step->step, step);
     EXPECT_TRUE(all[rank].state == State::At(step, rank)) << "rank " << rank << " is not bit-identical";
   }
+}
+
+// The files of a step that lie in a directory, but for the index.
+inline std::vector<std::string> FilesOfStep(const std::string& folder, int64_t step) {
+  auto store = *OpenDirectoryStore(folder);
+  std::vector<std::string> out;
+  const std::vector<std::string> keys = *store->List("");
+  for (const std::string& key : keys) {
+    if (absl::StrContains(key, absl::StrCat("step-00000000000", step)) &&
+        !absl::EndsWith(key, "index.json")) {
+      out.push_back(absl::StrCat(folder, "/", key));
+    }
+  }
+  return out;
 }
 
 // Collects log lines; tests say which warnings they expect.

@@ -13,6 +13,7 @@
 #include "checkpoint/engine/checkpointer.h"
 #include "checkpoint/engine/save_arena.h"
 #include "checkpoint/engine/saver.h"
+#include "checkpoint/format/save_order.h"
 #include "checkpoint/port/writer_host.h"
 
 namespace gtrain::ckpt {

@@ -15,6 +15,7 @@
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/snapshot.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/save_order.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
 

@@ -20,17 +20,14 @@ std::vector<absl::Status> SaveWith(const FakeJob& job, const std::string& folder
                                    int saves, const std::function<void(int rank, State*)>& drift) {
   std::vector<absl::Status> out(job.world_size);
   RunRanks(job, [&](FakeSession* session) {
-    auto opened =
-        OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong, .verify_replicas = verify},
-                         EnvironmentOf(job), &OpenDirectoryStore);
-    ASSERT_TRUE(opened.ok()) << opened.status();
-    State state;
-    ASSERT_TRUE(Register(opened->get(), &state).ok());
+    auto rank =
+        OpenRankWith(job, session, {.uri = folder, .commit_timeout = kLong, .verify_replicas = verify});
+    ASSERT_TRUE(rank.ok()) << rank.status();
     for (int step = 1; step <= saves && out[session->rank()].ok(); ++step) {
-      Fill(&state, State::At(step, session->rank()));
-      if (step == saves) drift(session->rank(), &state);
-      out[session->rank()] = (*opened)->Save(step).status();
-      if (out[session->rank()].ok()) out[session->rank()] = (*opened)->Wait(kLong);
+      Fill(rank->state.get(), State::At(step, session->rank()));
+      if (step == saves) drift(session->rank(), rank->state.get());
+      out[session->rank()] = rank->checkpointer->Save(step).status();
+      if (out[session->rank()].ok()) out[session->rank()] = rank->checkpointer->Wait(kLong);
     }
   });
   return out;

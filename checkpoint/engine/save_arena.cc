@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/save_order.h"
 
 namespace gtrain::ckpt {
 namespace {

@@ -22,6 +22,7 @@
 #include "checkpoint/engine/snapshot.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/names.h"
+#include "checkpoint/format/save_order.h"
 #include "checkpoint/store/file_writer.h"
 
 namespace gtrain::ckpt {

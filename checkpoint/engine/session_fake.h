@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "base/test_wait.h"
 #include "runtime/port/session.h"
 
 namespace gtrain::ckpt {
@@ -147,19 +148,6 @@ class FakeCommunicator final : public Communicator {
 };
 
 inline constexpr absl::Duration kLong = absl::Seconds(60);
-
-// Waits for what nobody tells of; false: it did not come within kLong.
-inline bool Until(const std::function<bool()>& condition) {
-  const RealClock clock;
-  const Instant end = clock.Now() + kLong;
-  Mutex mu;
-  while (!condition()) {
-    if (clock.Now() > end) return false;
-    MutexLock lock(&mu);
-    mu.AwaitFor(absl::Milliseconds(2), [] { return false; });
-  }
-  return true;
-}
 
 struct FakeJob {
   std::string job = "fashion-1";

@@ -69,6 +69,15 @@ class UncommittedTest : public EngineTest {
     job_.generation = job_.timeline = 2;
     job_.environment["GTRAIN_CHECKPOINT_NEWEST"] = absl::StrCat(store_, "/", ManifestKey(five_));
   }
+  void RestoreSix(HostedSession* session, Rank* rank) {
+    auto opened = OpenRank(job_, session, store_);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    *rank = *std::move(opened);
+    const auto restored = rank->checkpointer->Restore();
+    ASSERT_TRUE(restored.ok() && *restored) << restored.status();
+    EXPECT_EQ((*restored)->step, 6);
+    EXPECT_TRUE(*rank->state == State::At(6, session->rank()));
+  }
   std::string CopyOf(const std::string& file) const {
     return absl::StrCat(machine_, "/", job_.job, "/", AttemptName(six_), "/", file);
   }
@@ -133,12 +142,8 @@ TEST_F(UncommittedTest, TheUploadGoesOnAndIsCommitted) {
   for (int generation = 2; generation <= 4; ++generation) {
     job_.generation = job_.timeline = static_cast<uint64_t>(generation);
     RunHosted(job_, &writers_, [&](HostedSession* session) {
-      auto rank = OpenRank(job_, session, store_);
-      ASSERT_TRUE(rank.ok()) << rank.status();
-      const auto restored = rank->checkpointer->Restore();
-      ASSERT_TRUE(restored.ok() && *restored) << restored.status();
-      EXPECT_EQ((*restored)->step, 6);
-      EXPECT_TRUE(*rank->state == State::At(6, session->rank()));
+      Rank rank;
+      RestoreSix(session, &rank);
     });  // ends while it waits for its writer
     if (generation == 3) {
       EXPECT_FALSE(fs::exists(absl::StrCat(store_, "/", ManifestKey(six_))));
@@ -165,12 +170,8 @@ TEST_F(UncommittedTest, ACopyThatIsBadIsFoundOutAndTheUploadIsWaitedFor) {
     gate_.Set();
   });
   RunHosted(job_, &writers_, [&](HostedSession* session) {
-    auto rank = OpenRank(job_, session, store_);
-    ASSERT_TRUE(rank.ok()) << rank.status();
-    const auto restored = rank->checkpointer->Restore();
-    ASSERT_TRUE(restored.ok() && *restored) << restored.status();
-    EXPECT_EQ((*restored)->step, 6);
-    EXPECT_TRUE(*rank->state == State::At(6, session->rank()));
+    Rank rank;
+    RestoreSix(session, &rank);
     EXPECT_TRUE(fs::exists(absl::StrCat(store_, "/", ManifestKey(six_))));
   });
   opens.join();

@@ -19,6 +19,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/save_order.h"
 #include "checkpoint/format/shares.h"
 
 namespace gtrain::ckpt {

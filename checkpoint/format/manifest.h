@@ -24,7 +24,7 @@ inline constexpr size_t kShardsMax = 1'000'000;
 inline constexpr uint64_t kFileBytesMax = uint64_t{1} << 50;
 inline constexpr size_t kIdentityBytesMax = 256;  // cluster, job, job hash
 inline constexpr uint64_t kChunkBytes = 4 << 20;
-// Ranks in all lists of boxes together, at about 60 bytes each: 61 ways to cut tensors over 8,192 ranks.
+// The sum of the ranks of all lists of boxes, about 60 bytes each: room for 61 lists of 8,192 ranks.
 inline constexpr size_t kBoxRanksMax = 500'000;
 
 inline constexpr size_t kPartBytesMax = 64 << 20;        // the text of a part
@@ -45,18 +45,10 @@ struct Slice {
 // State that another rank of an earlier, larger world saved, carried along by rank `rank` modulo world size.
 struct KeptBlob {
   uint64_t blob = 0;  // which of the kPerRank tensors
-  int rank = 0;       // whose; not one of this world
+  int rank = 0;       // its rank when saved; this world lacks it
   uint64_t bytes = 0;
   auto operator<=>(const KeptBlob&) const = default;
 };
-
-// The part of a rank's save besides its share of the tensors.
-struct SaveTail {
-  std::vector<uint64_t> per_rank;  // bytes of each kPerRank tensor, in their order
-  std::vector<KeptBlob> kept;      // ascending
-  bool operator==(const SaveTail&) const = default;
-};
-inline constexpr size_t kTailTextBytesMax = 4 << 20;
 
 struct ShardFile {
   std::string name;  // ShardName(rank, world_size)
@@ -147,23 +139,6 @@ struct OwnerClaim {
   bool operator==(const OwnerClaim&) const = default;
 };
 
-// The order of a rank to the writer outside its process, given once: how to save what lies in their shared
-// memory.
-struct SaveOrder {
-  std::string location;  // of the store; an absolute path, or a URI
-  Identity owner;
-  uint64_t epoch = 1;
-  int rank = 0;
-  int world_size = 1;
-  int keep = 3;
-  int shard_tries = 1;
-  uint64_t commit_timeout_ms = 0;
-  std::vector<GlobalTensor> tensors;  // as registered
-  std::vector<uint64_t> bytes;        // this rank's, of each
-  bool has_tail = false;              // each save has a SaveTail, which says the bytes of kPerRank tensors
-  bool operator==(const SaveOrder&) const = default;
-};
-
 // Whether a manifest is whole and consistent: a file for each rank with the derived name, chunks that match
 // the lengths, every byte of every tensor in exactly one file. DataLoss with the first fault. A manifest with
 // parts is checked as far as the files are there.
@@ -192,8 +167,6 @@ std::string Print(const AbortMarker& marker);
 std::string Print(const ManifestPart& part);
 std::string Print(const ShardIndex& index);
 std::string Print(const OwnerClaim& claim);
-std::string Print(const SaveOrder& order);
-std::string Print(const SaveTail& tail);
 
 // DataLoss for anything hostile or damaged. `key` is where the text was found: the numbers inside must derive
 // exactly that key. A returned manifest is Validate()d. FailedPrecondition, which names both versions, for
@@ -203,9 +176,5 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_v
 absl::StatusOr<ManifestPart> ParseManifestPart(absl::string_view key, absl::string_view text);
 absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_view text);
 absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text);
-// DataLoss as well when the tensors cannot be saved in its world.
-absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text);
-// `order`: of the rank. DataLoss as well when it is not a tail of that.
-absl::StatusOr<SaveTail> ParseSaveTail(absl::string_view text, const SaveOrder& order);
 
 }  // namespace gtrain::ckpt

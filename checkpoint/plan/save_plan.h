@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/save_order.h"
 #include "checkpoint/format/shares.h"
 
 namespace gtrain::ckpt {

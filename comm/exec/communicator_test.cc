@@ -20,6 +20,7 @@
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_transport.h"
 #include "comm/fake/fake_world.h"
+#include "comm/fake/forwarding_transport.h"
 #include "comm/plan/cost.h"
 #include "comm/plan/link_drift.h"
 #include "gmock/gmock.h"
@@ -201,22 +202,11 @@ constexpr int kSlowMs = 4;
 #endif
 // A transport whose exchanges take some milliseconds more from a moment on. It notes the exchanges that
 // measure what a round costs.
-class SlowerTransport final : public DataTransport {
+class SlowerTransport final : public ForwardingTransport {
  public:
   SlowerTransport(std::unique_ptr<DataTransport> inner, const std::atomic<bool>* slow,
                   std::atomic<int>* measuring, int slow_ms = kSlowMs)
-      : inner_(std::move(inner)), slow_(slow), measuring_(measuring), slow_ms_(slow_ms) {}
-  absl::StatusOr<std::string> Address() override { return inner_->Address(); }
-  absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
-    return inner_->Connect(addresses, self);
-  }
-  absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
-                                                      uint64_t id) override {
-    return inner_->Part(members, self, id);
-  }
-  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) override {
-    return inner_->Messages(listener);
-  }
+      : ForwardingTransport(std::move(inner)), slow_(slow), measuring_(measuring), slow_ms_(slow_ms) {}
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     if (*slow_) {
@@ -226,15 +216,10 @@ class SlowerTransport final : public DataTransport {
     }
     if (std::ranges::any_of(transfers, [](const Transfer& t) { return t.bytes == LinkCost::kSizes[0]; }))
       ++*measuring_;
-    return inner_->Exchange(transfers, done, watch);
+    return ForwardingTransport::Exchange(transfers, done, watch);
   }
-  void Fail(absl::string_view notice) override { inner_->Fail(notice); }
-  void Leave(absl::string_view words) override { inner_->Leave(words); }
-  std::vector<int> Unfinished() const override { return inner_->Unfinished(); }
-  absl::Status Heard() override { return inner_->Heard(); }
 
  private:
-  const std::unique_ptr<DataTransport> inner_;
   const std::atomic<bool>* const slow_;
   std::atomic<int>* const measuring_;
   const int slow_ms_;

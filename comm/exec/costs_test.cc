@@ -17,6 +17,7 @@
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_transport.h"
 #include "comm/fake/fake_world.h"
+#include "comm/fake/forwarding_transport.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::comm {
@@ -30,25 +31,21 @@ struct Counts {
   std::set<std::string> peers;  // that it sent to, by address
 };
 
-class CountingTransport final : public DataTransport {
+class CountingTransport final : public ForwardingTransport {
  public:
   CountingTransport(std::unique_ptr<DataTransport> inner, Counts* counts)
-      : inner_(std::move(inner)), counts_(counts) {}
-  absl::StatusOr<std::string> Address() override { return inner_->Address(); }
+      : ForwardingTransport(std::move(inner)), counts_(counts) {}
   absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
     addresses_ = addresses;
-    return inner_->Connect(addresses, self);
+    return ForwardingTransport::Connect(addresses, self);
   }
   absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
                                                       uint64_t id) override {
-    auto inner = inner_->Part(members, self, id);
+    auto inner = ForwardingTransport::Part(members, self, id);
     if (!inner.ok()) return inner.status();
     auto part = std::make_unique<CountingTransport>(*std::move(inner), counts_);
     for (const int member : members) part->addresses_.push_back(addresses_[static_cast<size_t>(member)]);
     return part;
-  }
-  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) override {
-    return inner_->Messages(listener);
   }
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
@@ -60,15 +57,10 @@ class CountingTransport final : public DataTransport {
       counts_->most_bytes = std::max(counts_->most_bytes, uint64_t{t.bytes});
       counts_->peers.insert(addresses_[static_cast<size_t>(t.peer)]);
     }
-    return inner_->Exchange(transfers, done, watch);
+    return ForwardingTransport::Exchange(transfers, done, watch);
   }
-  void Fail(absl::string_view notice) override { inner_->Fail(notice); }
-  void Leave(absl::string_view words) override { inner_->Leave(words); }
-  std::vector<int> Unfinished() const override { return inner_->Unfinished(); }
-  absl::Status Heard() override { return inner_->Heard(); }
 
  private:
-  const std::unique_ptr<DataTransport> inner_;
   Counts* const counts_;
   std::vector<std::string> addresses_;
 };

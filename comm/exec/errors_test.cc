@@ -18,6 +18,7 @@
 #include "comm/exec/communicator.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_world.h"
+#include "comm/fake/forwarding_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -191,35 +192,23 @@ TEST(Communicator, MemoryThatIsGoneIsAnErrorAndNotZeros) {
 }
 
 // A network whose memory is used up when `*throws`.
-class Throwing final : public DataTransport {
+class Throwing final : public ForwardingTransport {
  public:
-  Throwing(std::unique_ptr<DataTransport> real, const std::atomic<bool>* throws)
-      : real_(std::move(real)), throws_(throws) {}
-  absl::StatusOr<std::string> Address() override { return real_->Address(); }
-  absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
-    return real_->Connect(addresses, self);
-  }
+  Throwing(std::unique_ptr<DataTransport> inner, const std::atomic<bool>* throws)
+      : ForwardingTransport(std::move(inner)), throws_(throws) {}
   absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
                                                       uint64_t id) override {
-    auto part = real_->Part(members, self, id);
+    auto part = ForwardingTransport::Part(members, self, id);
     if (!part.ok()) return part.status();
     return std::make_unique<Throwing>(*std::move(part), throws_);
-  }
-  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) override {
-    return real_->Messages(listener);
   }
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     if (*throws_) throw std::bad_alloc();
-    return real_->Exchange(transfers, done, watch);
+    return ForwardingTransport::Exchange(transfers, done, watch);
   }
-  void Fail(absl::string_view notice) override { real_->Fail(notice); }
-  void Leave(absl::string_view words) override { real_->Leave(words); }
-  std::vector<int> Unfinished() const override { return real_->Unfinished(); }
-  absl::Status Heard() override { return real_->Heard(); }
 
  private:
-  const std::unique_ptr<DataTransport> real_;
   const std::atomic<bool>* const throws_;
 };
 

@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/test_wait.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
@@ -36,15 +37,6 @@ struct Board {
   std::atomic<int> go_on;
   std::atomic<int64_t> returned_at_ns[kRanks];
 };
-
-bool Until(const std::function<bool()>& condition) {
-  const Instant end = RealClock().Now() + kPatience;
-  while (!condition()) {
-    if (RealClock().Now() > end) return false;
-    absl::SleepFor(absl::Milliseconds(2));
-  }
-  return true;
-}
 
 bool Shell(const std::string& command) { return std::system(command.c_str()) == 0; }
 std::string AddressOf(int rank) { return absl::StrCat("10.77.", rank, ".2"); }

@@ -1,7 +1,7 @@
 // Port: point to point messages among the members of one communicator. Adapters: comm/ucx (between
-// machines), comm/fake (threads of a test). An exchange is one message a transfer, beside a greeting between
-// two members that never spoke; a member keeps the addresses of all n, and nothing else that grows with n but
-// its connections, which comm/ucx/fabric.h counts.
+// machines), comm/fake (threads of a test). An exchange costs one message per transfer, and a greeting
+// between two members that never spoke. A member keeps the addresses of all n; of what it has, only its
+// connections grow with n, too (comm/ucx/fabric.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -6,7 +6,7 @@
 
 #include "base/status_macros.h"
 #include "base/test_folder.h"
-#include "checkpoint/engine/session_fake.h"
+#include "base/test_wait.h"
 #include "checkpoint/store/directory_store.h"
 #include "elastic/exec/run_test_world.h"
 
@@ -226,7 +226,7 @@ TEST_F(ElasticRunTest, WhatCompressionHoldsBackIsInCheckpoints) {
     const auto committed = [&] {
       return (*ckpt::OpenDirectoryStore(folder))->List("manifests/")->size() == 1;
     };
-    EXPECT_TRUE(step != 6 || ckpt::Until(committed));
+    EXPECT_TRUE(step != 6 || Until(committed));
   };
   for (const Outcome& outcome : first.Run(3, 3))
     EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;

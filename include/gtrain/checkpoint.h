@@ -26,7 +26,7 @@ namespace gtrain {
 
 struct CheckpointOptions {
   std::string uri = {};  // a directory all ranks see; $GTRAIN_CHECKPOINT_URI wins if set
-  int keep = 3;          // newest committed ones kept; $GTRAIN_CHECKPOINT_KEEP wins if set
+  int keep = 3;          // committed ones to keep; $GTRAIN_CHECKPOINT_KEEP wins if set
   std::optional<int64_t> every_steps =
       std::nullopt;  // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
   std::optional<std::chrono::milliseconds> every = std::nullopt;

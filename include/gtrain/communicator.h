@@ -26,7 +26,7 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{GTRAIN_TIMEOUT_MS};
 };
 
-// The element type of a C++ type. C++ types such as float16 have none: pass their DType.
+// The element type of a C++ type. C++ has no float16 and the like: pass their DType.
 template <typename T>
 constexpr DType DTypeOf() {
   using U = std::remove_cv_t<T>;

@@ -66,9 +66,9 @@ struct CompressionOptions {
   // from the mean that all ranks agreed on before and this step's gradient (1-bit Adam, Tang et al. 2021,
   // arXiv 2102.02888), and returns the gradient that the optimiser turns into this momentum. 1-bit wants it:
   // the error of a compressed gradient is as large as the gradient and momentum repeats it, so that without
-  // this only small learning rates are stable. Under Adam this is its beta1, and Adam leaves its variance
-  // alone when ReducedStep::momentum_travelled says so: a variance that goes on measures the error of the
-  // compression and ends much worse (docs/design/comm.md). This costs one more array of the gradient's size,
+  // this only small learning rates are stable. Under Adam this is its beta1, and Adam must not update its
+  // variance when ReducedStep::momentum_travelled is set: it would measure the compression's error and
+  // training would end much worse (docs/design/comm.md). This costs one more array of the gradient's size,
   // and one more while a step is pending. In [0, 1).
   float optimizer_momentum = 0;
   // The first gradients are the largest and change most from step to step. In a CompressedCollective this

@@ -1,4 +1,4 @@
-// Training that does not stop: a step function that any rank may be lost in.
+// Training that does not stop, whichever rank is lost during a step.
 #pragma once
 #include <gtrain/communicator.h>
 #include <gtrain/elastic_c.h>
@@ -57,7 +57,7 @@ class Step {
   // Waits until every rank has the sum of all ranks' gradients, and calls `update` on all of them: it changes
   // the state by `gradients` alone, is the same on all ranks, calls no collective and does not throw. `loss`
   // is the sum over this rank's samples. kAborted: a rank was lost before that; nothing is updated, and Train
-  // runs the step again. Once a step.
+  // runs the step again. Call it once a step.
   template <typename Update>
   Status Apply(ElasticGradients&, double loss, Update update) {
     static_assert(std::is_nothrow_invocable_v<Update>,
@@ -81,9 +81,9 @@ class Step {
   bool used_ = false;
 };
 
-// A run of a program that is written once and is right by hand, in a job that restarts and in a job with
-// `elastic: {mode: in-place}`, where processes live through the loss of others. One thread. Membership,
-// checkpoints (where the job says so), stops and notices are its own business.
+// Runs one program in three ways: started by hand, in a job that restarts, and in a job with `elastic: {mode:
+// in-place}`, whose processes survive the loss of others. One thread may use it. It takes care of membership,
+// checkpoints (where the job says so), stops and notices.
 //
 //   gtrain::Status Train(gtrain::Elastic& run) {
 //     auto w = run.Replicated<float>("w", kDim, [](auto w) { std::ranges::fill(w, 0.f); });
@@ -101,8 +101,8 @@ class Elastic {
  public:
   explicit Elastic(Session session) : session_(std::move(session)) {}
 
-  // State that is equal on all ranks: `count` elements, which `init` sets. A rank that comes later has that
-  // of the others, or of the checkpoint, when Train runs its first step. Valid as long as this.
+  // State that is equal on all ranks: `count` elements, which `init` sets. A later rank has the state of
+  // the others, or of the checkpoint, when Train runs its first step. Valid as long as this object.
   template <typename T, typename Init>
   std::span<T> Replicated(std::string name, size_t count, Init init) {
     auto memory = std::make_shared<std::vector<T>>(count);
@@ -111,7 +111,7 @@ class Elastic {
     states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory});
     return view;
   }
-  // Gradients of these sizes. Valid as long as this; once a run.
+  // Gradients of these sizes, as long-lived as this object; call it once.
   ElasticGradients& Reduce(const std::vector<size_t>& sizes) {
     for (const size_t size : sizes) AddGradient(size, {static_cast<int64_t>(size)});
     return gradients_;
@@ -188,8 +188,8 @@ class Elastic {
 };
 
 // Joins, runs, and returns the exit code that gtrain understands: 0; 75 to be run again; 1 with the error on
-// stderr. A process that comes up beside the others waits in the join until it has a place, and from then on
-// they wait for it: what is slow to load is loaded before.
+// stderr. A process that starts beside the others waits in the join until it has a place; from then on they
+// wait for it, so load what is slow before Main.
 template <typename Program>
 int Main(int /*argc*/, char** /*argv*/, Program program) {
   Result<Session> session = Session::Join({.stays = true});

@@ -71,11 +71,11 @@ inline Result<CompressionOptions> ParseCompression(const std::string& words) {
 // is complete, and Finish() returns when all of them are means. Buckets are filled from the last gradient,
 // which backward finishes first, and leave in that order. Gradient accumulation: call neither Ready nor
 // Finish for micro-batches before the last one. With `comm.compression: auto` in the job file each bucket
-// travels as is measured to end the step soonest.
+// gets the codec measured to end the step soonest.
 //
 // Ready and Abort are thread-safe and never block; the rest belongs to one thread. Moved and not copied;
-// session and communicator may go first. One thread of its own, which the destructor joins: it waits for a
-// running collective.
+// session and communicator may end first. Its one thread is joined by the destructor after a running
+// collective.
 class Reducer {
  public:
   // Collective. `gradients` are in the order of the forward pass and equal on all ranks. The communicator

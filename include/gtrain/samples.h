@@ -28,7 +28,7 @@ struct SamplesOptions {
 
 namespace internal {
 
-// As long as `options` lives.
+// Points into `options`.
 inline gtrain_samples_options SamplesOptionsOf(const SamplesOptions& options) {
   return gtrain_samples_options{.size = sizeof(gtrain_samples_options),
                                 .name = options.name.c_str(),
@@ -47,8 +47,8 @@ inline gtrain_samples_options SamplesOptionsOf(const SamplesOptions& options) {
 // Samples are numbers in [0, samples), which mean what the program likes: rows, files, offsets. Ranks agree
 // on them without a message, at any world size, and each sample of an epoch is trained once, whatever the
 // world sizes and batch sizes were on the way. An order is computed, not stored: memory and time depend on
-// this rank's share alone (some 50 ns a sample). One thread at a time; moved and not copied; the session may
-// go first.
+// this rank's share alone (some 50 ns a sample). One thread at a time; moved and not copied. The
+// session may end first.
 //
 //   auto data = Samples::Open(session, {.samples = 60'000, .epochs = 3, .global_batch = 48}).value();
 //   data.AddTo(checkpointer).ThrowIfError();
@@ -62,7 +62,7 @@ inline gtrain_samples_options SamplesOptionsOf(const SamplesOptions& options) {
 //   checkpointer.Commit(data.step()).ThrowIfError();
 class Samples {
  public:
-  // Equal options on all ranks, but for `share`. kInvalidArgument says which number is out of its bounds.
+  // All ranks give equal options but `share`. kInvalidArgument says which number is out of its bounds.
   static Result<Samples> Open(const Session& session, const SamplesOptions& options) {
     const gtrain_samples_options c = internal::SamplesOptionsOf(options);
     gtrain_samples* made = nullptr;

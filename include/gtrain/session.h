@@ -44,12 +44,12 @@ inline std::function<void(LogLevel, std::string_view)>& LogFunction() {
 
 }  // namespace internal
 
-// Sets the function that gets every log line, which are all messages of gtrain besides the errors of calls.
+// Sets the function that gets every log line: all messages of gtrain but the errors that calls return.
 // It is called from any thread, one line at a time, and must not call gtrain. Without it warnings and errors
 // go to stderr; with an empty function nothing is written. Call SetLog before Session::Join.
 inline void SetLog(std::function<void(LogLevel, std::string_view)> function) {
   internal::log_is_set = true;
-  gtrain_set_log(nullptr, nullptr);  // nobody is in the function that goes
+  gtrain_set_log(nullptr, nullptr);  // no thread is in the old one now
   internal::LogFunction() = std::move(function);
   if (!internal::LogFunction()) return;
   gtrain_set_log(
@@ -79,10 +79,10 @@ class Session {
     return Session(made);
   }
 
-  // After a call said kUnavailable, in a session that stays: waits until the generation is over, for the next
-  // one, and until all of its ranks have joined. Then rank, size, generation and timeline are new ones, and
-  // communicators of the one before are of no more use. kUnavailable: there is none for this process: exit
-  // with 75.
+  // Call it after a call returned kUnavailable, in a session that stays: waits until the generation is over,
+  // the next one has begun, and all of its ranks have joined. Then rank, size, generation and timeline are
+  // new, and older communicators are of no more use. kUnavailable: no generation follows for this process;
+  // exit with 75.
   Status Rejoin(std::chrono::milliseconds timeout = std::chrono::minutes(10)) const {
     return internal::Call(gtrain_session_rejoin, handle(), static_cast<int64_t>(timeout.count()));
   }
@@ -102,8 +102,8 @@ class Session {
   }
   // Returns OK, or kUnavailable with the reason once this generation is over: end the step and exit with 75.
   Status Alive() const { return internal::Call(gtrain_session_alive, handle()); }
-  // True once the user asked to stop. Ranks hear it at different steps: Checkpointer::SaveIfDue and
-  // Communicator::StopAgreed return the same on all ranks.
+  // True once the user asked to stop. Ranks hear it at different steps; Checkpointer::SaveIfDue and
+  // Communicator::StopAgreed are there to agree on one.
   bool StopRequested() const {
     int stop = 0;
     return gtrain_session_stop_requested(handle(), &stop, nullptr) == GTRAIN_OK && stop != 0;

@@ -13,9 +13,9 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "job/spec/values.h"
-#include "launcher/cli/local_watch.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
+#include "launcher/exec/local_services.h"
 #include "runtime/agent/agent.h"
 #include "runtime/control/cluster_dir.h"
 
@@ -91,20 +91,6 @@ absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
   return options;
 }
 
-// The local head's directory holds everything; its agent's state is a folder in it.
-absl::Status ServeLocal(agent::AgentOptions options) {
-  const std::string dir = options.state_dir;
-  GT_ASSIGN_OR_RETURN(const net::Endpoint endpoint, net::ReadEndpoint(dir + "/endpoint.json"));
-  options.state_dir = LocalAgentDir(dir);
-  options.head_endpoint = endpoint.endpoint;
-  options.head_public_key = endpoint.head_public_key;
-  options.cluster = endpoint.cluster;
-  options.leave_without_head = absl::Seconds(20);
-  options.share_copies = false;
-  const LocalWatch watch = LocalWatch::OfAgent(dir, endpoint.endpoint);
-  return agent::RunAgent(options);
-}
-
 int RunAgent(const Args& args) {
   SetLogTag("agent");
   HideFromOtherProcesses();
@@ -115,7 +101,8 @@ int RunAgent(const Args& args) {
   if (!root.ok()) return Report(root);
   if (const absl::Status files = EnsureFileLimit(kDaemonFilesMin); !files.ok()) return Report(files);
   if (const absl::Status left = EnsureProcessesLeft(kDaemonProcessesMin); !left.ok()) return Report(left);
-  const absl::Status status = args.Has("local") ? ServeLocal(*std::move(options)) : agent::RunAgent(*options);
+  const absl::Status status =
+      args.Has("local") ? exec::ServeLocalAgent(*std::move(options)) : agent::RunAgent(*options);
   return status.ok() ? kDone : Report(status);
 }
 

@@ -2,7 +2,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/local_cluster.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "runtime/head/audit_log.h"

@@ -139,7 +139,7 @@ absl::StatusOr<Table> RunJob(const Args& args, const Bench& bench) {
   Complain(absl::StrCat(bench.name, ": job ", submitted.job));
   Words lines;
   const int code = Follow(submitted.cluster, submitted.job,
-                          {.from_start = true, .ctrl_c_stops = submitted.cluster.local, .bare = &lines});
+                          {.from_start = true, .ctrl_c_stops = submitted.cluster.is_own(), .bare = &lines});
   if (code != kDone) return absl::UnavailableError(absl::StrCat(bench.name, ": the job did not succeed"));
   Table table = ReadTable(bench.name, lines);
   if (table.rows.empty()) return absl::InternalError(absl::StrCat(bench.name, ": the job printed no rows"));
@@ -260,8 +260,9 @@ absl::Status Measure(const Args& args) {
   ours.command.insert(ours.command.end(), sizes.begin(), sizes.end());
   std::vector<Bench> all = {std::move(ours)};
   if (args.Has("peers")) {
-    GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
-    if (!local) return absl::InvalidArgumentError("--peers: they run on this machine; leave --context out");
+    GT_ASSIGN_OR_RETURN(const auto backend, ChosenBackend(args));
+    if (!backend->on_this_machine())
+      return absl::InvalidArgumentError("--peers: they run on this machine; leave --context out");
     if (nodes) return absl::InvalidArgumentError("--peers: they run on this machine; leave --nodes out");
     for (Bench& peer : Peers(folder, sizes, all[0].ranks)) all.push_back(std::move(peer));
   }

@@ -14,6 +14,7 @@
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
+#include "launcher/exec/contexts.h"
 
 namespace gtrain::cli {
 namespace {
@@ -144,9 +145,9 @@ std::string Fish(const std::vector<Verb>& verbs) {
 // ---------------------------------------------------------------- words
 
 absl::StatusOr<std::vector<std::string>> ContextNames() {
-  GT_ASSIGN_OR_RETURN(const auto contexts, ReadContexts());
+  GT_ASSIGN_OR_RETURN(const auto contexts, exec::ReadContexts());
   std::vector<std::string> words = {"local"};
-  for (const Context& context : contexts.contexts) words.push_back(context.name);
+  for (const exec::Context& context : contexts.contexts) words.push_back(context.name);
   return words;
 }
 

@@ -11,6 +11,7 @@
 #include "launcher/cli/context.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
+#include "launcher/exec/contexts.h"
 
 namespace gtrain::cli {
 namespace {
@@ -18,11 +19,11 @@ namespace {
 constexpr size_t kCredentialBytesMax = 4096;
 
 absl::Status ListContexts() {
-  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
+  GT_ASSIGN_OR_RETURN(const exec::Contexts contexts, exec::ReadContexts());
   std::string out = absl::StrFormat("  %-20s %s\n", "NAME", "HEAD");
   absl::StrAppend(&out, absl::StrFormat("%s %-20s %s\n", contexts.current.empty() ? "*" : " ", "local",
                                         "starts by itself on this machine"));
-  for (const Context& c : contexts.contexts) {
+  for (const exec::Context& c : contexts.contexts) {
     absl::StrAppend(&out, absl::StrFormat("%s %-20s %s\n", c.name == contexts.current ? "*" : " ",
                                           SafeText(c.name), SafeText(c.dir.empty() ? c.endpoint : c.dir)));
   }
@@ -45,9 +46,9 @@ absl::StatusOr<std::string> ReadCredential(const std::string& path) {
 
 // A context of that name may be an administrator's way to his cluster. The same key for the same head, at
 // another address perhaps, is no other context.
-absl::Status CheckReplaces(const Context& added, const net::KeyPair& keys) {
-  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
-  for (const Context& there : contexts.contexts) {
+absl::Status CheckReplaces(const exec::Context& added, const net::KeyPair& keys) {
+  GT_ASSIGN_OR_RETURN(const exec::Contexts contexts, exec::ReadContexts());
+  for (const exec::Context& there : contexts.contexts) {
     if (there.name != added.name) continue;
     const absl::StatusOr<net::KeyPair> own = net::LoadKeyPair(there.key_file);
     const bool same = there.dir.empty() && there.head_public_key == added.head_public_key && own.ok() &&
@@ -77,25 +78,25 @@ absl::Status Add(const Args& args, const std::string& name) {
         "that is not a credential: it is the line that `gtrain user add` printed");
   }
   GT_ASSIGN_OR_RETURN(const net::KeyPair keys, net::KeyPairOfSecret(credential->secret_key));
-  GT_ASSIGN_OR_RETURN(const std::string contexts, ContextsPath());
+  GT_ASSIGN_OR_RETURN(const std::string contexts, exec::ContextsPath());
   const std::string folder = contexts.substr(0, contexts.rfind('/'));
   const std::string key_file = absl::StrCat(folder, "/", name, ".key");
-  const Context added = {name, "", credential->endpoint, credential->head_public_key, key_file};
+  const exec::Context added = {name, "", credential->endpoint, credential->head_public_key, key_file};
   if (!args.Has("replace")) GT_RETURN_IF_ERROR(CheckReplaces(added, keys));
   GT_RETURN_IF_ERROR(MakeDirs(folder));
   GT_RETURN_IF_ERROR(net::SaveKeyPair(key_file, keys));
-  GT_RETURN_IF_ERROR(SaveContext(added, MakeCurrent::kNo));
+  GT_RETURN_IF_ERROR(exec::SaveContext(added, exec::MakeCurrent::kNo));
   Print(absl::StrCat("context ", name, " is known: ", credential->endpoint, ". Use it with --context ", name,
                      ", or make it the current one: gtrain context use ", name, "\n"));
   return absl::OkStatus();
 }
 
 absl::Status Use(const std::string& name) {
-  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
-  for (const Context& context : contexts.contexts) {
-    if (context.name == name) return SaveContext(context, MakeCurrent::kYes);
+  GT_ASSIGN_OR_RETURN(const exec::Contexts contexts, exec::ReadContexts());
+  for (const exec::Context& context : contexts.contexts) {
+    if (context.name == name) return exec::SaveContext(context, exec::MakeCurrent::kYes);
   }
-  if (name == "local") return UseLocalContext();
+  if (name == "local") return exec::UseLocalContext();
   return absl::NotFoundError(
       absl::StrCat("no context ", spec::Shown(name), "; `gtrain context ls` lists them"));
 }

@@ -15,10 +15,10 @@
 #include "base/file.h"
 #include "base/units.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/local_cluster.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "runtime/control/cluster_dir.h"
+#include "launcher/exec/contexts.h"
+#include "launcher/exec/local_cluster.h"
 
 namespace gtrain::cli {
 namespace {
@@ -39,7 +39,7 @@ std::string Existing(std::string path) {
 }
 
 Finding StateDir() {
-  const absl::StatusOr<std::string> dir = LocalClusterDir();
+  const absl::StatusOr<std::string> dir = exec::LocalCluster().HeadDirectory();
   if (!dir.ok()) return {"state", Mark::kBad, std::string(dir.status().message())};
   const std::string existing = Existing(*dir);
   if (access(existing.c_str(), W_OK | X_OK) != 0) {
@@ -57,19 +57,13 @@ Finding StateDir() {
 }
 
 Finding Keys() {
-  const absl::StatusOr<std::string> dir = LocalClusterDir();
-  if (!dir.ok()) return {"keys", Mark::kBad, std::string(dir.status().message())};
-  for (const char* name : {"head.key", "admin.key", "agent/node.key"}) {
-    const absl::StatusOr<net::KeyPair> keys = net::LoadKeyPair(absl::StrCat(*dir, "/", name));
-    if (!keys.ok() && !absl::IsNotFound(keys.status())) {
-      return {"keys", Mark::kBad, std::string(keys.status().message())};
-    }
-  }
+  const absl::Status keys = exec::LocalCluster().CheckKeys();
+  if (!keys.ok()) return {"keys", Mark::kBad, std::string(keys.message())};
   return {"keys", Mark::kOk, "the local cluster's keys are private, or not made yet"};
 }
 
 Finding ContextsFile() {
-  const absl::StatusOr<Contexts> contexts = ReadContexts();
+  const absl::StatusOr<exec::Contexts> contexts = exec::ReadContexts();
   if (!contexts.ok()) return {"contexts", Mark::kBad, std::string(contexts.status().message())};
   return {"contexts", Mark::kOk,
           absl::StrCat(contexts->contexts.size(),
@@ -84,10 +78,10 @@ Finding Head(const Args& args) {
   const absl::Time before = absl::Now();
   const absl::StatusOr<std::string> nodes = Ask(*cluster, core::ClientNodes{}, absl::Seconds(5));
   if (!nodes.ok())
-    return {"head", Mark::kBad, absl::StrCat(cluster->options.endpoint, ": ", nodes.status().message())};
+    return {"head", Mark::kBad, absl::StrCat(cluster->head.options.endpoint, ": ", nodes.status().message())};
   return {
       "head", Mark::kOk,
-      absl::StrCat(cluster->options.endpoint, " answers in ",
+      absl::StrCat(cluster->head.options.endpoint, " answers in ",
                    PrintDuration(absl::Milliseconds(1 + absl::ToInt64Milliseconds(absl::Now() - before))))};
 }
 

@@ -16,10 +16,10 @@
 #include "job/spec/values.h"
 #include "job/spec/words.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/local_secrets.h"
-#include "launcher/cli/local_watch.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
+#include "launcher/exec/contexts.h"
+#include "launcher/exec/local_services.h"
 #include "runtime/control/cluster_dir.h"
 #include "runtime/head/head.h"
 #include "runtime/head/rescue.h"
@@ -28,7 +28,6 @@ namespace gtrain::cli {
 namespace {
 
 constexpr absl::Duration kBackupPatience = absl::Minutes(30);
-constexpr absl::Duration kPredecessorPatience = absl::Seconds(10);  // a head that ends lets go of its store
 
 absl::StatusOr<std::string> ClusterDir(const Args& args) {
   if (args.Has("dir")) return args.Get("dir");
@@ -37,8 +36,8 @@ absl::StatusOr<std::string> ClusterDir(const Args& args) {
   if (!spec::IsJobName(context) || context == "local") {
     return absl::InvalidArgumentError("--context must be a name of a-z, 0-9 and -, other than local");
   }
-  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
-  for (const Context& c : contexts.contexts) {
+  GT_ASSIGN_OR_RETURN(const exec::Contexts contexts, exec::ReadContexts());
+  for (const exec::Context& c : contexts.contexts) {
     if (c.name == context && !c.dir.empty()) return c.dir;
   }
   return net::DefaultClusterDir(context);
@@ -49,7 +48,8 @@ absl::Status Init(const Args& args, const std::string& dir) {
   std::string message = absl::StrCat("cluster ", files.cluster.value, " in ", dir, "\n");
   const std::string context = args.Get("context");
   if (!context.empty()) {
-    GT_RETURN_IF_ERROR(SaveContext({context, dir, "", "", files.admin_key_path()}, MakeCurrent::kYes));
+    GT_RETURN_IF_ERROR(
+        exec::SaveContext({context, dir, "", "", files.admin_key_path()}, exec::MakeCurrent::kYes));
     absl::StrAppend(&message, "context ", context,
                     " is now the current one; start the head with:\n  gtrain head --context ", context,
                     " --listen ADDRESS:PORT\n");
@@ -69,10 +69,20 @@ absl::Status CheckInitialized(const Args& args, const std::string& dir) {
       absl::StrCat("there is no cluster in ", dir, "; make one with: gtrain head --init ", WhichFlag(args)));
 }
 
+// To the head that serves `dir`, with the keys that are there; `name` is for messages.
+absl::StatusOr<Cluster> ConnectAsAdmin(const std::string& name, const std::string& dir,
+                                       const net::Endpoint& endpoint) {
+  Cluster cluster;
+  cluster.backend = exec::BackendOf(name);
+  cluster.head.options.endpoint = endpoint.endpoint;
+  cluster.head.options.server_public_key = endpoint.head_public_key;
+  GT_ASSIGN_OR_RETURN(cluster.head.options.keys, net::LoadKeyPair(dir + "/admin.key"));
+  GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.head.options));
+  return cluster;
+}
+
 absl::Status PrintToken(const Args& args, const std::string& dir) {
   GT_RETURN_IF_ERROR(CheckInitialized(args, dir));
-  Cluster cluster;
-  cluster.name = args.Get("context", dir);
   const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir + "/endpoint.json");
   if (absl::IsNotFound(endpoint.status()) ||
       (endpoint.ok() && endpoint->IsHere() && !IsLocked(dir + "/endpoint.json"))) {
@@ -80,10 +90,7 @@ absl::Status PrintToken(const Args& args, const std::string& dir) {
         absl::StrCat("the head does not run; start it with: gtrain head ", WhichFlag(args)));
   }
   GT_RETURN_IF_ERROR(endpoint.status());
-  cluster.options.endpoint = endpoint->endpoint;
-  cluster.options.server_public_key = endpoint->head_public_key;
-  GT_ASSIGN_OR_RETURN(cluster.options.keys, net::LoadKeyPair(dir + "/admin.key"));
-  GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
+  GT_ASSIGN_OR_RETURN(Cluster cluster, ConnectAsAdmin(args.Get("context", dir), dir, *endpoint));
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientJoinToken{}));
   if (args.Has("json")) {
     Print(json + "\n");
@@ -93,20 +100,6 @@ absl::Status PrintToken(const Args& args, const std::string& dir) {
   const nlohmann::json reply = nlohmann::json::parse(json);
   Print(reply.at("token").get<std::string>() + "\n");
   return absl::OkStatus();
-}
-
-// It may start the agent, whose ranks inherit the limit on open files: that stays as the user had it.
-absl::Status ServeLocal(head::HeadOptions options) {
-  const absl::StatusOr<UniqueFd> lock =
-      LockFile(LockPath(options.cluster_dir, Daemon::kHead), kPredecessorPatience);
-  if (absl::IsUnavailable(lock.status())) {
-    return absl::FailedPreconditionError(absl::StrCat("another head runs in ", options.cluster_dir, ": ",
-                                                      lock.status().message(), "; stop that one first"));
-  }
-  GT_RETURN_IF_ERROR(lock.status());
-  options.at_idle_end = [dir = options.cluster_dir] { DropSecrets(dir); };
-  const LocalWatch watch = LocalWatch::OfHead(options.cluster_dir);
-  return head::RunHead(options);
 }
 
 absl::Status Serve(const Args& args, const std::string& dir) {
@@ -135,7 +128,7 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   HideFromOtherProcesses();
   GT_RETURN_IF_ERROR(EnsureFileLimit(kDaemonFilesMin));
   GT_RETURN_IF_ERROR(EnsureProcessesLeft(kDaemonProcessesMin));
-  if (options.local) return ServeLocal(std::move(options));
+  if (options.local) return exec::ServeLocalHead(std::move(options));
   RaiseFileLimit();
   return head::RunHead(options);
 }
@@ -146,12 +139,8 @@ absl::Status Backup(const std::string& dir, const std::string& to) {
   const std::string target = std::filesystem::absolute(to, error).lexically_normal();
   absl::StatusOr<std::string> text;
   if (const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir + "/endpoint.json");
-      endpoint.ok() && Runs(dir, Daemon::kHead)) {
-    Cluster cluster;
-    cluster.options.endpoint = endpoint->endpoint;
-    cluster.options.server_public_key = endpoint->head_public_key;
-    GT_ASSIGN_OR_RETURN(cluster.options.keys, net::LoadKeyPair(dir + "/admin.key"));
-    GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
+      endpoint.ok() && IsLocked(dir + "/endpoint.json")) {
+    GT_ASSIGN_OR_RETURN(Cluster cluster, ConnectAsAdmin("", dir, *endpoint));
     GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientBackup{target}, kBackupPatience));
     const nlohmann::json reply = nlohmann::json::parse(json, nullptr, false);
     text = reply.is_object() ? reply.value("text", "") : "";

@@ -39,7 +39,7 @@ absl::Status CheckInput(const Args& args, const spec::JobSpec& spec) {
 
 // The terminal is rank 0's until the job is over; output that comes too late for that is in the log.
 absl::StatusOr<int> FollowInTerminal(Cluster& cluster, const std::string& job) {
-  FollowOptions options{.ctrl_c_stops = cluster.local};
+  FollowOptions options{.ctrl_c_stops = cluster.is_own()};
   int signal = 0;
   {
     SignalPipe signals;
@@ -78,13 +78,16 @@ absl::StatusOr<int> Launch(const Args& args) {
     return kFailed;
   }
   Cluster& cluster = submitted.cluster;
-  Complain(absl::StrCat("job ", submitted.job, " on ", cluster.local ? "the local cluster" : cluster.name));
+  Complain(
+      absl::StrCat("job ", submitted.job, " on ",
+                   cluster.is_own() ? absl::StrCat("the ", cluster.name(), " cluster") : cluster.name()));
   if (args.Has("tty")) return FollowInTerminal(cluster, submitted.job);
   std::optional<InputFeeder> feeder;
   if (input.spec.takes_input) feeder.emplace(args, submitted.job);
-  return Follow(
-      cluster, submitted.job,
-      {.from_start = true, .ctrl_c_stops = cluster.local, .tell_restore = input.spec.checkpoint.uri.empty()});
+  return Follow(cluster, submitted.job,
+                {.from_start = true,
+                 .ctrl_c_stops = cluster.is_own(),
+                 .tell_restore = input.spec.checkpoint.uri.empty()});
 }
 
 int RunLaunch(const Args& args) {

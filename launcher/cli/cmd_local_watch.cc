@@ -1,8 +1,9 @@
-// `gtrain local-watch`: the third process of the local cluster, see local_watch.h. People never run it.
+// `gtrain local-watch`: the third process of the local cluster, see launcher/exec/local_watch.h. People never
+// run it.
 #include "base/daemon.h"
 #include "base/logging.h"
-#include "launcher/cli/local_watch.h"
 #include "launcher/cli/verbs.h"
+#include "launcher/exec/local_watch.h"
 
 namespace gtrain::cli {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 int WatchLocal(const Args& args) {
   SetLogTag("watch");
   HideFromOtherProcesses();
-  const absl::Status status = RunLocalWatch(args.Get("dir"));
+  const absl::Status status = exec::RunLocalWatch(args.Get("dir"));
   return status.ok() ? kDone : Report(status);
 }
 

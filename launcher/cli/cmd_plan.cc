@@ -93,8 +93,9 @@ plan::NodeView ViewOf(const json& node) {
 // The nodes as they are now: resources that other jobs hold are not free.
 absl::StatusOr<PlanNodes> NodesOf(Cluster& cluster) {
   PlanNodes nodes;
-  nodes.where = cluster.local ? "the local cluster" : absl::StrCat("cluster ", cluster.name);
-  nodes.on_this_machine = cluster.local;
+  nodes.where = cluster.is_own() ? absl::StrCat("the ", cluster.name(), " cluster")
+                                 : absl::StrCat("cluster ", cluster.name());
+  nodes.on_this_machine = cluster.backend->on_this_machine();
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientNodes{}));
   try {
     const json answer = json::parse(text);
@@ -112,8 +113,10 @@ absl::StatusOr<PlanNodes> ChooseNodes(const Args& args) {
   }
   absl::StatusOr<Cluster> cluster = OpenCluster(args, Start::kNever);
   if (cluster.ok()) return NodesOf(*cluster);
+  if (!absl::IsNotFound(cluster.status())) return cluster.status();
   // A local cluster that does not run would have this machine for itself.
-  if (absl::IsNotFound(cluster.status()) && UsesLocalCluster(args).value_or(false)) return ThisMachine();
+  GT_ASSIGN_OR_RETURN(const auto backend, ChosenBackend(args));
+  if (backend->on_this_machine()) return ThisMachine();
   return cluster.status();
 }
 

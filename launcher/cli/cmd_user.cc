@@ -22,7 +22,7 @@ absl::Status Add(const Args& args, Cluster& cluster) {
   GT_RETURN_IF_ERROR(ExpectKey(text, "endpoint"));
   const nlohmann::json answer = nlohmann::json::parse(text);
   const std::string credential = net::PrintJoinToken(
-      {answer.at("endpoint").get<std::string>(), cluster.options.server_public_key, keys.secret_key});
+      {answer.at("endpoint").get<std::string>(), cluster.head.options.server_public_key, keys.secret_key});
   Complain(absl::StrCat(name, " may use the cluster as ", request.role,
                         ". The line on stdout is the credential, shown this once: whoever has it is ", name,
                         ". On the other machine: gtrain context add NAME --credential FILE"));

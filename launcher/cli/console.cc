@@ -220,7 +220,7 @@ class Talk {
                                                  absl::FormatDuration(kHeadPatience), " (", status.message(),
                                                  "); it is ended where it runs"));
     }
-    if (cluster_.local) (void)Reconnect(cluster_, Start::kNever);  // it may be at another address
+    if (cluster_.is_own()) (void)Reconnect(cluster_, Start::kNever);  // it may be at another address
     (void)IsReady(wake_.get(), POLLIN, kAgain);
     return absl::OkStatus();
   }
@@ -335,7 +335,7 @@ absl::StatusOr<ConsoleEnd> RunRankConsoles(Cluster& cluster, const ConsoleOption
     }
     const absl::StatusOr<JobDoc> job = AskJob(cluster, options.job, kTurnTimeout);
     if (absl::IsNotFound(job.status()) || absl::IsPermissionDenied(job.status())) return job.status();
-    if (!job.ok() && cluster.local) (void)Reconnect(cluster, Start::kNever);
+    if (!job.ok() && cluster.is_own()) (void)Reconnect(cluster, Start::kNever);
     if (job.ok() && job->Final()) return end;
     if (job.ok() && job->generation > end.generation && Runs(*job)) {
       GT_ASSIGN_OR_RETURN(end, TalkWith(*job, cluster, options, input));

@@ -39,9 +39,9 @@ constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
 constexpr absl::Duration kLookMin = absl::Milliseconds(5);           // between two looks at a log here
 constexpr absl::Duration kLoudEventsWait = absl::Milliseconds(100);  // while output is read beside
 constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
-constexpr absl::Duration kLocalRequestTimeout = absl::Seconds(3);  // then look for the next head
-constexpr absl::Duration kLogTimeout = absl::Seconds(15);          // above the time the head gives an agent
-constexpr absl::Duration kLocalLogTimeout = absl::Seconds(3);      // a local agent is back sooner
+constexpr absl::Duration kOwnRequestTimeout = absl::Seconds(3);  // then look for the next head
+constexpr absl::Duration kLogTimeout = absl::Seconds(15);        // above the time the head gives an agent
+constexpr absl::Duration kOwnLogTimeout = absl::Seconds(3);      // a local agent is back sooner
 constexpr absl::Duration kSilencePatience = absl::Minutes(10);
 constexpr absl::Duration kEndedPatience = absl::Seconds(10);  // for a head that ended in order
 constexpr absl::Duration kReportPatience = absl::Seconds(2);
@@ -85,8 +85,8 @@ class OutputReader {
       if (rank.rank < kRanksShown) hosts_[rank.rank] = rank.hostname;
     }
     final_ = job.Final();
-    timeout_ = cluster_.local && !final_ ? kLocalLogTimeout : kLogTimeout;
-    run_dir_ = cluster_.local && MayRead(job) ? job.run_dir : "";
+    timeout_ = cluster_.is_own() && !final_ ? kOwnLogTimeout : kLogTimeout;
+    run_dir_ = cluster_.backend->on_this_machine() && MayRead(job) ? job.run_dir : "";
     ReadRanks(output, kChunksPerTurn, show);
   }
 
@@ -424,7 +424,7 @@ class Follower {
     return absl::OkStatus();
   }
 
-  absl::Duration Timeout() const { return cluster_.local ? kLocalRequestTimeout : kRequestTimeout; }
+  absl::Duration Timeout() const { return cluster_.is_own() ? kOwnRequestTimeout : kRequestTimeout; }
 
   std::string Hint() const {
     if (stops_ > 1) return "stopping now";
@@ -480,8 +480,9 @@ class Follower {
     // The next head of the local cluster may be at another address. Where all of its daemons were killed
     // nobody else starts one, and the lease of the ranks runs.
     const bool long_enough = now - *silent_since_ > kEndedPatience;
-    const absl::Status there =
-        cluster_.local ? Reconnect(cluster_, long_enough ? Start::kIfDied : Start::kNever) : absl::OkStatus();
+    const absl::Status there = cluster_.is_own()
+                                   ? Reconnect(cluster_, long_enough ? Start::kIfDied : Start::kNever)
+                                   : absl::OkStatus();
     if (there.ok()) {
       cluster_.client->set_interrupt_fd(signals_.fd());
     } else if (absl::IsNotFound(there) && long_enough) {
@@ -492,8 +493,9 @@ class Follower {
         head_gone_ = true;
         return Finish();
       }
-      screen_.Say(absl::StrCat(
-          "the local cluster was ended; ranks that still run are found again by: gtrain attach ", job_id_));
+      screen_.Say(absl::StrCat("the ", cluster_.name(),
+                               " cluster was ended; ranks that still run are found again by: gtrain attach ",
+                               job_id_));
       return kFailed;
     }
     absl::SleepFor(absl::Milliseconds(200));

@@ -20,7 +20,6 @@
 #include "base/json_text.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/local_cluster.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 
@@ -40,9 +39,9 @@ absl::StatusOr<json> ReadObject(const std::string& path, size_t bytes_max) {
 }
 
 absl::StatusOr<json> ReadIndex(const Args& args) {
-  GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
-  if (!local) return absl::NotFoundError("only a local cluster has an index of its runs");
-  GT_ASSIGN_OR_RETURN(const std::string dir, LocalClusterDir());
+  GT_ASSIGN_OR_RETURN(const auto backend, ChosenBackend(args));
+  if (!backend->is_own()) return absl::NotFoundError("only a local cluster has an index of its runs");
+  GT_ASSIGN_OR_RETURN(const std::string dir, backend->HeadDirectory());
   GT_ASSIGN_OR_RETURN(json index, ReadObject(dir + "/runs.json", kIndexBytesMax));
   if (!index.contains("jobs") || !index["jobs"].is_array() || index["jobs"].empty())
     return absl::NotFoundError("no job is over");
@@ -65,8 +64,8 @@ absl::StatusOr<std::string> ChosenCluster(const Args& args) {
   GT_ASSIGN_OR_RETURN(const std::string dir, HeadDirectory(args));
   const absl::StatusOr<std::string> id = ReadFile(dir + "/cluster", 4096);
   if (id.ok()) return id->substr(0, id->find('\n'));
-  GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
-  if (local && absl::IsNotFound(id.status())) return "";
+  GT_ASSIGN_OR_RETURN(const auto backend, ChosenBackend(args));
+  if (backend->is_own() && absl::IsNotFound(id.status())) return "";
   return id.status();
 }
 
@@ -139,7 +138,9 @@ absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& ar
                                        bool all) {
   if (!absl::IsNotFound(asked) && !absl::IsUnavailable(asked) && !absl::IsDeadlineExceeded(asked))
     return asked;
-  const bool none_runs = absl::StartsWith(asked.message(), kNoLocalCluster);
+  GT_ASSIGN_OR_RETURN(const auto backend, ChosenBackend(args));
+  const std::string no_cluster = exec::NoneRuns(backend->name());
+  const bool none_runs = absl::StartsWith(asked.message(), no_cluster);
   const absl::StatusOr<std::string> left = all && word.empty() ? LeftJobs(args) : LeftJob(args, word);
   if (left.ok()) {
     // A head that does not answer may have a newer job of that name, which runs.
@@ -155,8 +156,8 @@ absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& ar
                                                       "running is not among them")};
   }
   if (!none_runs || word.empty() || !ReadIndex(args).ok()) return asked;
-  return absl::NotFoundError(absl::StrCat(kNoLocalCluster, ", and nothing that it left is called ",
-                                          SafeText(word), "; `gtrain status` lists it"));
+  return absl::NotFoundError(absl::StrCat(no_cluster, ", and nothing that it left is called ", SafeText(word),
+                                          "; `gtrain status` lists it"));
 }
 
 namespace {

@@ -26,10 +26,9 @@
 #include "job/spec/words.h"
 #include "job/spec/yaml_tree.h"
 #include "launcher/cli/job_input.h"
-#include "launcher/cli/local_cluster.h"
-#include "launcher/cli/local_secrets.h"
 #include "launcher/cli/resume.h"
 #include "launcher/cli/terminal.h"
+#include "launcher/exec/local_secrets.h"
 #include "runtime/agent/node.h"
 #include "runtime/control/control_client.h"
 #include "runtime/core/agent/rank_environment.h"
@@ -129,7 +128,7 @@ absl::Status CheckCanBeMade(const std::string& folder) {
 }
 
 constexpr absl::Duration kSubmitPatience = absl::Seconds(30);
-constexpr absl::Duration kLocalLook = absl::Milliseconds(500);  // then see whether the head lives; doubled
+constexpr absl::Duration kOwnLook = absl::Milliseconds(500);  // then see whether the head lives; doubled
 
 // The local head may end itself as idle in the moment before our submit arrives; the same id is sent to its
 // successor. `refused`: it was answered, with no.
@@ -140,20 +139,20 @@ absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& s
   request.id = net::NewRequestId();
   request.body = submit;
   absl::StatusOr<core::ClientReply> reply;
-  for (absl::Duration look = cluster.local ? kLocalLook : kDeadHeadPatience;; look *= 2) {
+  for (absl::Duration look = cluster.is_own() ? kOwnLook : kDeadHeadPatience;; look *= 2) {
     const absl::Duration left = deadline - clock.Now();
     reply = cluster.client->Call(request, std::min(look, left), kSubmitPatience - left);
     const bool silent = absl::IsDeadlineExceeded(reply.status()) || absl::IsUnavailable(reply.status());
     if (!silent || clock.Now() >= deadline) break;
-    if (cluster.local) {
+    if (cluster.is_own()) {
       GT_RETURN_IF_ERROR(Reconnect(cluster, Start::kIfNeeded));
     } else if (look == kDeadHeadPatience) {
-      Complain(absl::StrCat("the head of context ", cluster.name, " at ", cluster.options.endpoint,
+      Complain(absl::StrCat("the head of context ", cluster.name(), " at ", cluster.head.options.endpoint,
                             " does not answer; asking for ", absl::ToInt64Seconds(deadline - clock.Now()),
                             " s more"));
     }
   }
-  if (absl::IsUnavailable(reply.status()) && !cluster.local) return NobodyListens(cluster);
+  if (absl::IsUnavailable(reply.status()) && !cluster.is_own()) return NobodyListens(cluster);
   if (!reply.ok()) return reply.status();
   if (!reply->ok) {
     const auto code = static_cast<absl::StatusCode>(reply->code);
@@ -222,26 +221,27 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
 }  // namespace
 
 absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec) {
-  GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
-  if (local) GT_RETURN_IF_ERROR(CheckHere(spec));
-  if (local) GT_RETURN_IF_ERROR(CheckSecretsAreSet(spec));
+  GT_ASSIGN_OR_RETURN(const auto backend, ChosenBackend(args));
+  const bool here = backend->on_this_machine();
+  if (here) GT_RETURN_IF_ERROR(CheckHere(spec));
+  if (here) GT_RETURN_IF_ERROR(exec::CheckSecretsAreSet(spec));
   GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
   const std::string run_dirs = JoinPath(current, args.Get("run-dir", "gtrain-runs"));
-  if (local) GT_RETURN_IF_ERROR(CheckCanBeMade(run_dirs));
-  GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec, run_dirs, local));
-  GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, run_dirs, local));
+  if (here) GT_RETURN_IF_ERROR(CheckCanBeMade(run_dirs));
+  GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec, run_dirs, here));
+  GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, run_dirs, here));
   Submitted submitted;
   GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));
-  KeptSecrets secrets;
-  if (local) {
-    GT_ASSIGN_OR_RETURN(secrets, KeepSecrets(submitted.cluster.dir, spec));
+  exec::KeptSecrets secrets;
+  if (here) {
+    GT_ASSIGN_OR_RETURN(secrets, exec::KeepSecrets(submitted.cluster.head.dir, spec));
     submit.spec_text = spec::PrintJob(secrets.spec);
   }
   // It may be accepted: the first Ctrl-C stops the job then, as it does while it is followed.
   EndOnCtrlC(2, "interrupted while the job was submitted; `gtrain status` says whether it was accepted");
   bool refused = false;
   absl::StatusOr<std::string> answer = Submit(submitted.cluster, submit, &refused);
-  if (refused) Remove(secrets);
+  if (refused) exec::Remove(secrets);
   GT_ASSIGN_OR_RETURN(submitted.json, std::move(answer));
   GT_ASSIGN_OR_RETURN(submitted.job, JobIdOf(submitted.json));
   if (!resume.news.empty()) Complain(resume.news);

@@ -29,9 +29,9 @@ struct ClientOptions {
   int64_t send_bytes_max = port::kToServerBytesMax;
   int queue_messages_max = 10'000;
   std::shared_ptr<void> context;  // empty: one of its own
-  // Whether a server that stands still while its machine answers is still there is asked so often, and the
-  // connection is given up without an answer within so long. Each asking wakes both ends: for a client that
-  // stays for days, like an agent, seldom.
+  // How often a silent server is asked whether it still runs, while its machine answers, and how long its
+  // answer may take before the connection is given up. Each question wakes both ends, so a client that stays
+  // for days, like an agent, asks seldom.
   absl::Duration ask_every = absl::Seconds(10);
   absl::Duration answer_within = absl::Seconds(5);
   absl::Duration handshake_limit = absl::Seconds(5);  // then the next connection is tried

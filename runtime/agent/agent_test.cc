@@ -26,7 +26,9 @@
 #include "absl/time/clock.h"
 #include "base/logging.h"
 #include "base/run_folder.h"
+#include "base/test_as_nobody.h"
 #include "base/test_folder.h"
+#include "base/test_wait.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -115,15 +117,6 @@ class AgentTest : public ::testing::Test {
       if (pid.ok()) kill(static_cast<pid_t>(*pid), SIGKILL);
       EXPECT_TRUE(Until([&] { return host::KillOrphans(dir) == 0; }));
     }
-  }
-
-  static bool Until(const std::function<bool()>& condition, absl::Duration patience = kPatience) {
-    const absl::Time deadline = absl::Now() + patience;
-    while (!condition()) {
-      if (absl::Now() > deadline) return false;
-      absl::SleepFor(absl::Milliseconds(5));
-    }
-    return true;
   }
 
   AgentOptions Options() const {
@@ -534,25 +527,8 @@ TEST(RootMayRunRanks, OnlyLocallyInAContainerOrWhenTold) {  // X7
 // Run as root, the process tests again as `nobody`, without control groups.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
-  const std::string area = TestFolder();
-  fs::create_directories(area + "/bin");
-  fs::create_directories(area + "/tmp");
-  fs::copy_file(fs::read_symlink("/proc/self/exe"), area + "/test");
-  fs::copy_file(BuildDir() + "/bin/gtrain-keeper", area + "/bin/gtrain-keeper");
-  for (const auto& entry : fs::recursive_directory_iterator(area)) {
-    ASSERT_EQ(chown(entry.path().c_str(), 65534, 65534), 0);
-  }
-  ASSERT_EQ(chown(area.c_str(), 65534, 65534), 0);
-  const std::string command = absl::StrCat(
-      "cd ", area, " && GTRAIN_BUILD_DIR=", area, " TMPDIR=", area,
-      "/tmp setpriv --reuid 65534 --regid 65534 --clear-groups ./test --gtest_filter='AgentTest.*' 2>&1");
-  FILE* pipe = popen(command.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::string output;
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, n);
-  const int status = pclose(pipe);
-  EXPECT_EQ(status, 0) << output;
+  const RunAsNobody run = RunTestsAsNobody({BuildDir() + "/bin/gtrain-keeper"}, "AgentTest.*");
+  EXPECT_EQ(run.status, 0) << run.output;
 }
 
 }  // namespace

@@ -9,9 +9,9 @@
 //   audit.jsonl      who changed what
 //   store/           RocksDB; store.* beside it: runtime/store/rocks_store.h
 //   tails/           of ranks' output, what the running head has no room for: runtime/head/tail_spill.h
-//   new              empty; there until the first head has made the store: without it a missing store is a
-//   loss last-backup      the directory of the newest backup, for messages endpoint.json    of the running
-//   head, see Endpoint
+//   new              empty; goes once the first head has made the store, which must be there from then on
+//   last-backup      the directory of the newest backup, for messages
+//   endpoint.json    of the running head, see Endpoint
 #pragma once
 #include <cstdint>
 #include <string>
@@ -51,7 +51,7 @@ struct Place {
   std::string host;  // for people
   std::string boot_id;
   std::string network;    // the network namespace
-  std::string processes;  // the pid namespace; empty: of a head of the version before
+  std::string processes;  // the pid namespace; empty: written by the version before
 };
 Place ThisPlace();
 
@@ -64,7 +64,7 @@ struct Endpoint {
   std::string head_public_key;
   ClusterId cluster;
   int64_t pid = 0;  // for people: it means nothing in another pid namespace, and may be another process's now
-  Place place;      // empty: of a head of the version before
+  Place place;      // empty: written by the version before
   bool IsHere() const;
   // Here, and its keepers and ranks are processes that this one could see. A container may share the network.
   bool SeesItsProcesses() const;

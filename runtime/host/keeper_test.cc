@@ -20,6 +20,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/test_as_nobody.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -925,29 +926,10 @@ TEST_F(KeeperCostTest, AnExitCostsTheSameHoweverManyRanksThereAre) {
 // Run as root, it runs the same tests again as `nobody`, who has no control groups to write to.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
-  const std::string self = fs::read_symlink("/proc/self/exe");
-  const std::string area = TestFolder();
-  const std::string bin = area + "/bin";
-  fs::create_directories(bin);
-  fs::copy_file(self, area + "/test");
-  for (const char* name : {"gtrain-keeper", "gtrain-writer"})
-    fs::copy_file(fs::path(KeeperBinary()).parent_path() / name, bin + "/" + name);
-  fs::create_directories(area + "/tmp");
-  for (const auto& entry : fs::recursive_directory_iterator(area)) {
-    ASSERT_EQ(chown(entry.path().c_str(), 65534, 65534), 0);
-  }
-  ASSERT_EQ(chown(area.c_str(), 65534, 65534), 0);
-  const std::string command =
-      absl::StrCat("cd ", area, " && GTRAIN_BUILD_DIR=", area, " TMPDIR=", area, "/tmp ",
-                   "setpriv --reuid 65534 --regid 65534 --clear-groups ./test "
-                   "--gtest_filter='KeeperTest.*:-*Flood*:*Binary*' 2>&1");
-  FILE* pipe = popen(command.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::string output;
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, n);
-  const int status = pclose(pipe);
-  EXPECT_EQ(status, 0) << output;
+  const std::string bin = fs::path(KeeperBinary()).parent_path();
+  const RunAsNobody run =
+      RunTestsAsNobody({bin + "/gtrain-keeper", bin + "/gtrain-writer"}, "KeeperTest.*:-*Flood*:*Binary*");
+  EXPECT_EQ(run.status, 0) << run.output;
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/test_folder.h"
+#include "base/test_wait.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -130,15 +131,6 @@ class KeeperTest : public ::testing::Test {
     EXPECT_TRUE(gone) << "the keeper did not leave";
     if (!gone) kill(static_cast<pid_t>(*KeeperPid(dir_)), SIGKILL);
     EXPECT_EQ(KillOrphans(dir_), 0u) << "the test left processes behind";
-  }
-
-  static bool Until(const std::function<bool()>& condition, absl::Duration patience = kPatience) {
-    const absl::Time deadline = absl::Now() + patience;
-    while (!condition()) {
-      if (absl::Now() > deadline) return false;
-      absl::SleepFor(absl::Milliseconds(5));
-    }
-    return true;
   }
 
   void Start(const std::vector<std::string>& args = {}) {

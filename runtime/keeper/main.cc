@@ -1,6 +1,8 @@
 // gtrain-keeper --dir <state directory> --job <id> [--idle-exit-ms N] [--longest-wait-ms N]
-// [--log-max BYTES] [--log-burst BYTES] [--log-rate BYTES] Started by the agent; people never run it. See
-// docs/protocols/keeper.md. gtrain-keeper --stacks PID   what `gtrain stack` shows of a rank
+//               [--log-max BYTES] [--log-burst BYTES] [--log-rate BYTES]
+//   is started by the agent; people never run it. See docs/protocols/keeper.md.
+// gtrain-keeper --stacks PID
+//   prints what `gtrain stack` shows of a rank.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -32,6 +32,7 @@
 #include "base/file.h"
 #include "base/mutex.h"
 #include "base/test_folder.h"
+#include "base/test_wait.h"
 #include "base/unique_fd.h"
 #include "checkpoint/port/writer_host.h"
 #include "gmock/gmock.h"
@@ -44,15 +45,6 @@ namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 const std::string kToken(32, 'a');
-
-bool Until(const std::function<bool()>& condition) {
-  const Instant end = RealClock().Now() + kPatience;
-  while (!condition()) {
-    if (RealClock().Now() > end) return false;
-    absl::SleepFor(absl::Milliseconds(2));
-  }
-  return true;
-}
 
 // A keeper with an agent inside.
 class FakeKeeper {

@@ -1,5 +1,5 @@
 """What somebody meets in the first week: names used twice, jobs that are over, output that nobody reads, words of a script.
-Typed as a user would, without root; first_day_test.py has the first day."""
+Typed as a user would, without root."""
 import concurrent.futures
 import fcntl
 import glob
@@ -14,11 +14,10 @@ import termios
 
 import harness
 from ckpt_test import LIBRARY, sanitized
-from first_day_test import FirstDayTest
-from harness import wait_until
+from harness import PlainShellTest, wait_until
 
 
-class WeekTest(FirstDayTest):
+class WeekTest(PlainShellTest):
     def launch(self, *args):
         return json.loads(self.gtrain('launch', '-d', '--json', *args).stdout)['job']
 
@@ -82,7 +81,7 @@ class ManyTest(WeekTest):
         self.end_local_cluster()
 
 
-class OverTest(FirstDayTest):
+class OverTest(PlainShellTest):
     """Verbs about a job that is over."""
 
     def test_logs_are_those_of_the_job_that_was_chosen(self):
@@ -126,7 +125,7 @@ class OverTest(FirstDayTest):
         self.assertIn('no local cluster runs', self.gtrain('attach', expect=1).stderr)
 
 
-class WhichJobTest(FirstDayTest):
+class WhichJobTest(PlainShellTest):
     """What is left of a job answers for no other one: a monitor that reads FAILED would start a training again that runs."""
 
     def killed(self, **options):
@@ -177,7 +176,7 @@ class WhichJobTest(FirstDayTest):
                 self.assertNotIn('RUNNING', done.stdout)
 
 
-class FailedTest(FirstDayTest):
+class FailedTest(PlainShellTest):
     def test_status_and_why_say_what_the_rank_said(self):
         job = self.job_file('bad', 'name: bad\nscript: |\n  echo "KeyError: the word" >&2\n  exit 3\nranks: 1\nrestart: {before_first_step: 0}\n')
         self.gtrain('launch', '-d', job)
@@ -208,7 +207,7 @@ class FailedTest(FirstDayTest):
         self.end_local_cluster()
 
 
-class SlowPipeTest(FirstDayTest):
+class SlowPipeTest(PlainShellTest):
     def test_a_signal_ends_launch_into_a_pipe_that_nobody_reads(self):
         for number, code in ((signal.SIGTERM, None), (signal.SIGINT, 130)):
             with self.subTest(number):
@@ -233,7 +232,7 @@ class SlowPipeTest(FirstDayTest):
         self.end_local_cluster()
 
 
-class ClosedOutputTest(FirstDayTest):
+class ClosedOutputTest(PlainShellTest):
     def test_a_job_that_is_over_does_not_go_on(self):
         """`launch | head -1`, and the first that nobody reads are the last words of the job."""
         for attempt in range(3):
@@ -261,7 +260,7 @@ class ClosedOutputTest(FirstDayTest):
         self.end_local_cluster()
 
 
-class WordsTest(FirstDayTest):
+class WordsTest(PlainShellTest):
     def test_ranks_that_are_not_shown_are_named(self):
         done = self.gtrain('launch', '-n', '34', '--', 'sh', '-c', 'echo of $RANK')
         self.assertEqual(done.stderr.count('gtrain: output of ranks 32-33 is not shown here: gtrain logs sh-1 --rank 32 -f\n'), 1)
@@ -274,7 +273,7 @@ class WordsTest(FirstDayTest):
         self.end_local_cluster()
 
 
-class ResumeTest(FirstDayTest):
+class ResumeTest(PlainShellTest):
     """The programs of docs/python.md, which choose their checkpoint directory themselves."""
 
     def programs(self):

@@ -372,5 +372,23 @@ class GtrainTest(unittest.TestCase):
                     print(f'--- {os.path.relpath(path, self.dir)}\n{text}', file=sys.stderr)
 
 
+class PlainShellTest(GtrainTest):
+    """The shell of an ordinary user, which was never told about gtrain or its needs."""
+    ordinary_user = True
+
+    def char_lm(self):
+        """The words that start examples/char_lm on a text of its own."""
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            out.write('a line of text that is learned by heart\n' * 500)
+        os.chmod(text, 0o644)
+        return f'{shutil.copy(os.path.join(BUILD, "examples", "char_lm"), self.dir)} --text {text}'
+
+    def env(self, home=None, **more):
+        env = super().env(home)
+        env.pop('PYTHONUNBUFFERED', None)
+        return dict(env, **more)
+
+
 def main():
     unittest.main(verbosity=2)

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/save_order.h"
 #include "checkpoint/format/strict_json.h"
 #include "tests/fuzz/target.h"
 

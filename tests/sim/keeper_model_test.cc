@@ -33,6 +33,7 @@
 #include "absl/time/clock.h"
 #include "base/mutex.h"
 #include "base/test_folder.h"
+#include "base/test_wait.h"
 #include "gtest/gtest.h"
 #include "runtime/host/keeper_client.h"
 #include "runtime/host/keeper_test_world.h"
@@ -228,14 +229,6 @@ class Life {
   const std::vector<std::string>& story() const { return story_; }
 
  private:
-  static bool Until(const std::function<bool()>& condition) {
-    const absl::Time deadline = absl::Now() + kPatience;
-    while (!condition()) {
-      if (absl::Now() > deadline) return false;
-      absl::SleepFor(absl::Milliseconds(2));
-    }
-    return true;
-  }
   template <typename... Words>
   void Tell(const Words&... words) {
     story_.push_back(absl::StrCat(words...));

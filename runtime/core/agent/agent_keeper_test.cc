@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/core/agent/agent_core.h"
-#include "runtime/core/agent/agent_test_names.h"
+#include "runtime/core/agent/agent_test_world.h"
 
 namespace gtrain::core {
 namespace {
@@ -17,14 +16,10 @@ class AgentKeeperTest : public ::testing::Test {
  protected:
   AgentKeeperTest() : core_(Config()) {
     Step(HeadUp{"10.0.0.1"});
-    Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+    Step(FromHead{WelcomeOf()});
   }
   static AgentConfig Config() {
-    AgentConfig config;
-    config.cluster = ClusterId("c1");
-    config.node = kMe;
-    config.incarnation = Incarnation("boot-1");
-    config.parse_spec = [](absl::string_view) -> absl::StatusOr<spec::JobSpec> { return spec::JobSpec(); };
+    AgentConfig config = PlainAgent();
     config.job_hash = [](const spec::JobSpec&) { return "hash"; };
     config.make_token = [] { return std::string(32, 't'); };
     return config;
@@ -46,41 +41,21 @@ class AgentKeeperTest : public ::testing::Test {
   void Start(uint64_t generation, ProcessId process = {}) {
     Step(FromHead{StartGeneration{{5}, GrantOf(generation, process)}});
   }
-  // What the head was told of this kind.
-  template <typename T>
-  std::vector<T> Told() const {
-    std::vector<T> all;
-    for (const AgentEffect& effect : last_.effects) {
-      const auto* sent = std::get_if<ToHead>(&effect);
-      const T* message = sent == nullptr ? nullptr : std::get_if<T>(&sent->message);
-      if (message != nullptr) all.push_back(*message);
-    }
-    return all;
-  }
-  template <typename T>
-  std::vector<T> All() const {
-    std::vector<T> all;
-    for (const AgentEffect& effect : last_.effects) {
-      const auto* order = std::get_if<ToKeeper>(&effect);
-      const T* command = order == nullptr ? nullptr : std::get_if<T>(&order->command);
-      if (command != nullptr) all.push_back(*command);
-    }
-    return all;
-  }
   template <typename T>
   std::vector<uint64_t> Commanded() const {
     std::vector<uint64_t> generations;
-    for (const T& command : All<T>()) generations.push_back(command.generation);
+    for (const T& command : CommandsOf<T>(last_)) generations.push_back(command.generation);
     return generations;
   }
   // What the head was told that this node keeps.
   std::vector<ProcessId> ToldKept() const {
-    const auto gone = Told<GenerationGone>();
+    const auto gone = SentBy<GenerationGone>(last_);
     return gone.empty() ? std::vector<ProcessId>() : gone[0].kept;
   }
   std::vector<uint64_t> Gone() const {
     std::vector<uint64_t> generations;
-    for (const GenerationGone& gone : Told<GenerationGone>()) generations.push_back(gone.generation.value);
+    for (const GenerationGone& gone : SentBy<GenerationGone>(last_))
+      generations.push_back(gone.generation.value);
     return generations;
   }
 
@@ -136,10 +111,10 @@ TEST_F(AgentKeeperTest, WhatIsForgottenBeforeTheWelcomeIsToldBehindIt) {
   EXPECT_TRUE(Gone().empty());
   Step(FromHead{ForgetJob{{5}, kJob}});
   EXPECT_TRUE(Gone().empty());
-  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  Step(FromHead{WelcomeOf()});
   EXPECT_EQ(Gone(), Generations{4});
   Step(HeadUp{"10.0.0.1"});
-  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  Step(FromHead{WelcomeOf()});
   EXPECT_TRUE(Gone().empty()) << "told, and forgotten";
 }
 
@@ -149,8 +124,8 @@ TEST_F(AgentKeeperTest, WhatIsKeptGoesOn) {
   Revoke revoke{{5}, kJob, {3}, EndMode::kReform, absl::Seconds(5), "a rank was lost"};
   revoke.keep = true;
   Step(FromHead{revoke});
-  ASSERT_EQ(All<keeper::EndGeneration>().size(), 1u);
-  EXPECT_TRUE(All<keeper::EndGeneration>()[0].keep);
+  ASSERT_EQ(CommandsOf<keeper::EndGeneration>(last_).size(), 1u);
+  EXPECT_TRUE(CommandsOf<keeper::EndGeneration>(last_)[0].keep);
   Step(FromKeeper{kJob, keeper::Gone{3, true, "", {{3, 0}, {0, 7}}}});
   const std::vector<ProcessId> kept = {{{3}, 0}};  // of none was it born: that is no process
   EXPECT_EQ(ToldKept(), kept);
@@ -161,15 +136,15 @@ TEST_F(AgentKeeperTest, WhatIsKeptGoesOn) {
   // The job has no place here any more: they may go.
   revoke.keep = false;
   Step(FromHead{revoke});
-  ASSERT_EQ(All<keeper::EndGeneration>().size(), 1u);
-  EXPECT_FALSE(All<keeper::EndGeneration>()[0].keep);
+  ASSERT_EQ(CommandsOf<keeper::EndGeneration>(last_).size(), 1u);
+  EXPECT_FALSE(CommandsOf<keeper::EndGeneration>(last_)[0].keep);
   Step(FromHead{revoke});
-  EXPECT_TRUE(All<keeper::EndGeneration>().empty()) << "said once";
+  EXPECT_TRUE(CommandsOf<keeper::EndGeneration>(last_).empty()) << "said once";
   revoke.keep = true;
   Start(5, {{3}, 0});
-  ASSERT_EQ(All<keeper::StartRank>().size(), 1u);
-  EXPECT_EQ(All<keeper::StartRank>()[0].born, 3u);
-  EXPECT_EQ(All<keeper::StartRank>()[0].born_rank, 0);
+  ASSERT_EQ(CommandsOf<keeper::StartRank>(last_).size(), 1u);
+  EXPECT_EQ(CommandsOf<keeper::StartRank>(last_)[0].born, 3u);
+  EXPECT_EQ(CommandsOf<keeper::StartRank>(last_)[0].born_rank, 0);
   // A keeper that comes back says what it keeps, and a revoke that keeps nobody says so.
   keeper::State state;
   state.job = kJob.value;
@@ -179,8 +154,8 @@ TEST_F(AgentKeeperTest, WhatIsKeptGoesOn) {
   revoke.generation = {5};
   revoke.keep = false;
   Step(FromHead{revoke});
-  ASSERT_EQ(All<keeper::EndGeneration>().size(), 1u);
-  EXPECT_FALSE(All<keeper::EndGeneration>()[0].keep);
+  ASSERT_EQ(CommandsOf<keeper::EndGeneration>(last_).size(), 1u);
+  EXPECT_FALSE(CommandsOf<keeper::EndGeneration>(last_)[0].keep);
 }
 
 // An agent that restarts finds a keeper that has nothing but processes that wait, and says so to the head.
@@ -190,7 +165,7 @@ TEST_F(AgentKeeperTest, WhatWaitsOutlivesTheAgent_P4) {
   state.highest_revoked = 3;
   state.kept = {{3, 0}};
   Step(FromKeeper{kJob, state});
-  EXPECT_TRUE(All<keeper::Quit>().empty());
+  EXPECT_TRUE(CommandsOf<keeper::Quit>(last_).empty());
   Step(HeadUp{"10.0.0.1"});
   std::vector<KeptProcesses> said;
   for (const AgentEffect& effect : last_.effects) {
@@ -199,9 +174,9 @@ TEST_F(AgentKeeperTest, WhatWaitsOutlivesTheAgent_P4) {
     if (const auto* hello = std::get_if<AgentHello>(&sent->message)) said = hello->kept;
   }
   EXPECT_EQ(said, (std::vector<KeptProcesses>{{kJob, {{{3}, 0}}}}));
-  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  Step(FromHead{WelcomeOf()});
   Step(FromHead{ForgetJob{{5}, kJob}});
-  EXPECT_EQ(All<keeper::Quit>().size(), 1u) << "the job is over";
+  EXPECT_EQ(CommandsOf<keeper::Quit>(last_).size(), 1u) << "the job is over";
 }
 
 // A process beside the generation: its number is behind the ranks, and the head hears when it could go on.
@@ -209,7 +184,7 @@ TEST_F(AgentKeeperTest, WhoWaitsBesideAGenerationIsStartedAndTold) {
   GenerationGrant grant = GrantOf(3);
   grant.waiting = {{.rank = 1, .local_rank = 1, .node = kMe, .process = {{2}, 4}}};
   Step(FromHead{StartGeneration{{5}, grant}});
-  const auto starts = All<keeper::StartRank>();
+  const auto starts = CommandsOf<keeper::StartRank>(last_);
   ASSERT_EQ(starts.size(), 2u);
   EXPECT_FALSE(starts[0].waits);
   EXPECT_TRUE(starts[1].waits);
@@ -221,9 +196,9 @@ TEST_F(AgentKeeperTest, WhoWaitsBesideAGenerationIsStartedAndTold) {
   EXPECT_EQ(env.at("GTRAIN_WAITS"), "1");
   const std::string mine = R"({"type":"exchange","sequence":0,"blob":"YQ=="})";
   Step(FromKeeper{kJob, keeper::RelayUp{3, 0, 1, mine}});
-  ASSERT_EQ(All<keeper::Relay>().size(), 2u) << "the exchange is whole without it";
+  ASSERT_EQ(CommandsOf<keeper::Relay>(last_).size(), 2u) << "the exchange is whole without it";
   Step(FromKeeper{kJob, keeper::Ready{3, 1}});
-  const auto told = Told<RanksStarted>();
+  const auto told = SentBy<RanksStarted>(last_);
   ASSERT_EQ(told.size(), 1u);
   ASSERT_EQ(told[0].ranks.size(), 1u);
   EXPECT_EQ(told[0].ranks[0].rank, 1);
@@ -232,20 +207,10 @@ TEST_F(AgentKeeperTest, WhoWaitsBesideAGenerationIsStartedAndTold) {
   revoke.keep = true;
   Step(FromHead{revoke});
   Step(FromKeeper{kJob, keeper::Gone{3, true, "", {}, {{2, 4}}}});
-  ASSERT_EQ(Told<GenerationGone>().size(), 1u);
-  EXPECT_EQ(Told<GenerationGone>()[0].coming, (std::vector<ProcessId>{{{2}, 4}}));
+  ASSERT_EQ(SentBy<GenerationGone>(last_).size(), 1u);
+  EXPECT_EQ(SentBy<GenerationGone>(last_)[0].coming, (std::vector<ProcessId>{{{2}, 4}}));
   Step(HeadUp{"10.0.0.1"});
-  EXPECT_EQ(Told<AgentHello>().at(0).kept, (std::vector<KeptProcesses>{{kJob, {}, {{{2}, 4}}}}));
-}
-
-// With `visible: node` a process sees, its own first where it is the only one, also what it will use once it
-// has a place.
-TEST(VisibleGpusTest, WhoWaitsSeesItsOwn) {
-  GenerationGrant grant;
-  grant.ranks = {{.rank = 0, .local_rank = 0, .node = kMe, .gpus = {2}}};
-  grant.waiting = {{.rank = 1, .local_rank = 1, .node = kMe, .gpus = {0}},
-                   {.rank = 2, .local_rank = 0, .node = NodeId("fedcba9876543210"), .gpus = {3}}};
-  EXPECT_EQ(VisibleGpus(grant, kMe), (std::vector<int>{2, 0}));
+  EXPECT_EQ(SentBy<AgentHello>(last_).at(0).kept, (std::vector<KeptProcesses>{{kJob, {}, {{{2}, 4}}}}));
 }
 
 // Its agent died before it had ordered all ranks of a generation: the keeper would wait for them for ever.
@@ -264,8 +229,8 @@ TEST_F(AgentKeeperTest, ARankThatWasNeverOrderedIsLost) {
   held.ranks.push_back({0, 77, 1, true, false});
   Step(FromKeeper{kJob, state});
   Step(HeadUp{"10.0.0.1"});
-  ASSERT_EQ(Told<AgentHello>().size(), 1u);
-  const std::vector<HeldGeneration> said = Told<AgentHello>()[0].held;
+  ASSERT_EQ(SentBy<AgentHello>(last_).size(), 1u);
+  const std::vector<HeldGeneration> said = SentBy<AgentHello>(last_)[0].held;
   ASSERT_EQ(said.size(), 1u);
   ASSERT_EQ(said[0].exited.size(), 1u);
   EXPECT_EQ(said[0].exited[0].rank, 1);
@@ -283,7 +248,7 @@ TEST_F(AgentKeeperTest, AMemoryLimitThatNothingEnforcesIsSaidOnce) {
     };
     core_ = AgentCore(std::move(config));
     Step(HeadUp{"10.0.0.1"});
-    Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+    Step(FromHead{WelcomeOf()});
     Start(1);
     std::vector<std::string> notes;
     for (const AgentEffect& effect : last_.effects) {

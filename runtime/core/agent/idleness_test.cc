@@ -4,8 +4,7 @@
 
 #include <optional>
 
-#include "runtime/core/agent/agent_core.h"
-#include "runtime/core/agent/agent_test_names.h"
+#include "runtime/core/agent/agent_test_world.h"
 
 namespace gtrain::core {
 namespace {
@@ -18,10 +17,7 @@ class AgentIdleTest : public ::testing::Test {
   void SetUp() override { Boot(""); }
 
   void Boot(const std::string& keeper_program) {
-    AgentConfig config;
-    config.cluster = ClusterId("c1");
-    config.node = NodeId("00000000000000aa");
-    config.incarnation = Incarnation("boot-1");
+    AgentConfig config = PlainAgent();
     config.keeper_program = keeper_program;
     config.parse_spec = [](absl::string_view) -> absl::StatusOr<spec::JobSpec> {
       spec::JobSpec spec;
@@ -29,17 +25,9 @@ class AgentIdleTest : public ::testing::Test {
       return spec;
     };
     core_.emplace(std::move(config));
-    keeper::State state;
-    state.job = kJob.value;
-    keeper::GenerationHeld held;
-    held.generation = 1;
-    held.note = R"({"run_dir":"/run","world_size":1,"timeline":1,"spec":"spec"})";
-    held.ranks = {{0, 100, 5, true, false}};
-    state.generations = {held};
-    Step(FromKeeper{kJob, state});
+    Step(KeeperHoldsOneRank());
     Step(HeadUp{"10.0.0.1"});
-    Step(FromHead{AgentWelcome{
-        ClusterId("c1"), {5}, NodeId("00000000000000aa"), absl::Seconds(1), absl::Seconds(120)}});
+    Step(FromHead{WelcomeOf()});
   }
 
   void Step(const AgentEvent& event) { last_ = core_->Step(event, now_); }
@@ -70,10 +58,8 @@ class AgentIdleTest : public ::testing::Test {
   }
   std::optional<RankStatus> NextBeat() {
     Later(absl::Seconds(2));
-    for (const AgentEffect& effect : last_.effects) {
-      const auto* send = std::get_if<ToHead>(&effect);
-      const auto* beat = send == nullptr ? nullptr : std::get_if<AgentHeartbeat>(&send->message);
-      if (beat != nullptr && !beat->changed.empty()) return beat->changed.back();
+    for (const AgentHeartbeat& beat : SentBy<AgentHeartbeat>(last_)) {
+      if (!beat.changed.empty()) return beat.changed.back();
     }
     return std::nullopt;
   }

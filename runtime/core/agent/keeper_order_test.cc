@@ -5,15 +5,15 @@
 namespace gtrain::core {
 namespace {
 
-const JobId kJob("a");
+const JobId kOneJob("a");
 
-ToKeeper Begin(uint64_t generation, const JobId& job = kJob) {
+ToKeeper Begin(uint64_t generation, const JobId& job = kOneJob) {
   return {job, keeper::BeginGeneration{generation, 1}};
 }
-ToKeeper Start(uint64_t generation, const JobId& job = kJob) {
+ToKeeper Start(uint64_t generation, const JobId& job = kOneJob) {
   return {job, keeper::StartRank{generation, 0}};
 }
-ToKeeper End(uint64_t generation) { return {kJob, keeper::EndGeneration{generation}}; }
+ToKeeper End(uint64_t generation) { return {kOneJob, keeper::EndGeneration{generation}}; }
 
 class KeeperOrderTest : public ::testing::Test {
  protected:
@@ -40,7 +40,7 @@ TEST_F(KeeperOrderTest, WhatBeginsWaitsAndWhatEndsOvertakesItAndComesAgain_P8) {
   const KeeperOrder::Way end = order_.Send(End(1), true, false);
   EXPECT_TRUE(end.now);
   EXPECT_TRUE(end.ticket.has_value());
-  const KeeperOrder::Way ack = order_.Send({kJob, keeper::AckExit{1, 0}}, true, true);
+  const KeeperOrder::Way ack = order_.Send({kOneJob, keeper::AckExit{1, 0}}, true, true);
   EXPECT_TRUE(ack.now);
   EXPECT_FALSE(ack.ticket.has_value());
 }
@@ -58,7 +58,7 @@ TEST_F(KeeperOrderTest, ARankWhoseEndOvertookItIsNotStarted_P8) {
 
 TEST_F(KeeperOrderTest, AnEndCountsForWhatWaitsBeforeItAlone) {
   // The repetition of Quit still waits when the next keeper's generation is begun behind it, and revoked.
-  const ToKeeper quit{kJob, keeper::Quit{"nothing is left"}};
+  const ToKeeper quit{kOneJob, keeper::Quit{"nothing is left"}};
   const uint64_t first = Waits(Start(1)), quits = Waits(quit);
   const uint64_t second = Waits(Start(2)), ends = Waits(End(2)), third = Waits(Start(3));
   EXPECT_FALSE(order_.Passes(Start(1), first));
@@ -78,7 +78,7 @@ TEST_F(KeeperOrderTest, AnEndForWhichThereIsNoRoomStillCounts) {
 
 TEST_F(KeeperOrderTest, WhatWaitedForALostKeeperBeginsNothing_P4) {
   const uint64_t begin = Waits(Begin(1)), start = Waits(Start(1));
-  order_.KeeperLost(kJob);
+  order_.KeeperLost(kOneJob);
   const uint64_t next_begin = Waits(Begin(2)), next_start = Waits(Start(2));
   EXPECT_FALSE(order_.Passes(Begin(1), begin));
   EXPECT_FALSE(order_.Passes(Start(1), start));
@@ -90,12 +90,12 @@ TEST_F(KeeperOrderTest, JobsDoNotMeet) {
   const JobId other("b");
   const uint64_t start = Waits(Start(1, other));
   (void)Waits(End(9));
-  order_.KeeperLost(kJob);
+  order_.KeeperLost(kOneJob);
   EXPECT_TRUE(order_.Passes(Start(1, other), start));
 }
 
 TEST_F(KeeperOrderTest, ALeaseWaitsOnlyWhereTheKeeperDoes) {
-  const ToKeeper lease{kJob, keeper::Fence{1000}};
+  const ToKeeper lease{kOneJob, keeper::Fence{1000}};
   EXPECT_FALSE(order_.Send(lease, true, true).ticket.has_value());
   EXPECT_TRUE(order_.Send(lease, true, false).ticket.has_value());
 }

@@ -45,5 +45,27 @@ TEST(RankReports, TextsAreCutAndPrintable) {
   EXPECT_EQ(ReadRelay(R"({"type":"checkpoint"})").kind, RankSaid::Kind::kNothing) << "of no step";
 }
 
+TEST(RankReports, HostileInputIsHarmless) {  // P9
+  EXPECT_EQ(ReadRelay("").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay("[1]").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":7,"step":"x"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"exchange","sequence":-1,"blob":"YQ=="})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"exchange","sequence":1,"blob":"***"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"link","peer":-1,"text":"x"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"link","peer":1e18,"text":"x"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"link","peer":1,"text":")" + std::string(1 << 16, 'x') + "\"}").text.size(),
+            kLinkTextBytesMax);
+  EXPECT_FALSE(ReadReportLine(R"({"step":1e300,"loss":1e999})").step.has_value());
+  EXPECT_FALSE(ReadReportLine(R"({"step":-2})").step.has_value());
+  EXPECT_FALSE(ReadRelay(R"({"type":"progress","step":18446744073709551615})").step.has_value());
+  LineCutter cutter(8);
+  EXPECT_EQ(cutter.Take(std::string(20, 'x')).size(), 2u);
+  spec::Progress progress;
+  progress.step = "(a*)*b(\\d+)";
+  const ProgressPatterns patterns(progress);
+  EXPECT_EQ(patterns.Match("step 5").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(patterns.Match(std::string(1 << 20, 'a')).kind, RankSaid::Kind::kNothing);  // in no time
+}
+
 }  // namespace
 }  // namespace gtrain::core

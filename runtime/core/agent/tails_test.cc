@@ -1,8 +1,7 @@
 // Tests the agent's reports of its ranks' output.
 #include <gtest/gtest.h>
 
-#include "runtime/core/agent/agent_core.h"
-#include "runtime/core/agent/agent_test_names.h"
+#include "runtime/core/agent/agent_test_world.h"
 #include "runtime/core/values/log_tails.h"
 
 namespace gtrain::core {
@@ -12,39 +11,17 @@ const TailKey kStdout{kJob, {1}, 0, false};
 
 class AgentTails : public ::testing::Test {
  protected:
-  AgentTails() : core_(Config()) {
-    keeper::State state;
-    state.job = kJob.value;
-    keeper::GenerationHeld held;
-    held.generation = 1;
-    held.note = R"({"run_dir":"/run","world_size":1,"timeline":1,"spec":"spec"})";
-    held.ranks = {{0, 100, 5, true, false}};
-    state.generations = {held};
-    Step(FromKeeper{kJob, state});
-  }
-
-  static AgentConfig Config() {
-    AgentConfig config;
-    config.cluster = ClusterId("c1");
-    config.node = NodeId("00000000000000aa");
-    config.incarnation = Incarnation("boot-1");
-    config.parse_spec = [](absl::string_view) -> absl::StatusOr<spec::JobSpec> { return spec::JobSpec(); };
-    return config;
-  }
+  AgentTails() { Step(KeeperHoldsOneRank()); }
 
   void Step(const AgentEvent& event) {
-    for (const AgentEffect& effect : core_.Step(event, now_).effects) {
-      const auto* told = std::get_if<ToHead>(&effect);
-      const auto* tail = told == nullptr ? nullptr : std::get_if<LogTail>(&told->message);
-      if (tail == nullptr) continue;
-      told_.push_back(*tail);
-      head_.Put(*tail);
+    for (const LogTail& tail : SentBy<LogTail>(core_.Step(event, now_))) {
+      told_.push_back(tail);
+      head_.Put(tail);
     }
   }
   void Welcome(bool joins_pieces) {
     Step(HeadUp{"10.0.0.1"});
-    AgentWelcome welcome{
-        ClusterId("c1"), {5}, NodeId("00000000000000aa"), absl::Seconds(1), absl::Seconds(120)};
+    AgentWelcome welcome = WelcomeOf();
     welcome.joins_pieces = joins_pieces;
     Step(FromHead{welcome});
   }
@@ -61,7 +38,7 @@ class AgentTails : public ::testing::Test {
     return tail == nullptr ? "" : tail->text;
   }
 
-  AgentCore core_;
+  AgentCore core_{PlainAgent()};
   Instant now_{1'000'000'000};
   uint64_t beats_ = 0;
   std::string said_;

@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 
 enum class Daemon { kHead, kAgent, kWatch };
 
@@ -36,4 +36,4 @@ absl::Status StartMissing(const std::string& dir, const std::vector<Daemon>& wan
 // An address of the loopback interface that works, as in "ADDRESS:PORT". Unavailable: none does.
 absl::StatusOr<std::string> LoopbackAddress();
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec

@@ -1,4 +1,4 @@
-#include "launcher/cli/local_daemons.h"
+#include "launcher/exec/local_daemons.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@
 #include "runtime/agent/agent.h"
 #include "runtime/control/cluster_dir.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 namespace {
 
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
@@ -306,4 +306,4 @@ absl::StatusOr<std::string> LoopbackAddress() {
       "; ::1: ", v6.message(), "), and a local cluster needs it. Try: ip link set lo up"));
 }
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec

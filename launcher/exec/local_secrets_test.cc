@@ -1,4 +1,4 @@
-#include "launcher/cli/local_secrets.h"
+#include "launcher/exec/local_secrets.h"
 
 #include <sys/stat.h>
 
@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "runtime/agent/node.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 namespace {
 
 namespace fs = std::filesystem;
@@ -94,4 +94,4 @@ TEST_F(LocalSecretsTest, ThoseOfARefusedLaunchAreRemoved) {
 }
 
 }  // namespace
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec

@@ -1,4 +1,4 @@
-#include "launcher/cli/local_watch.h"
+#include "launcher/exec/local_watch.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 #include "base/unique_fd.h"
 #include "runtime/control/cluster_dir.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(500);
@@ -148,4 +148,4 @@ absl::Status RunLocalWatch(const std::string& dir) {
   return absl::OkStatus();
 }
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec

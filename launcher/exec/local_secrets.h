@@ -1,5 +1,5 @@
-// The secrets of a job on the local cluster come from the environment of the command that launches it,
-// whichever command started the cluster. The head's records hold none, so they travel in files of the user's
+// The secrets of a job on the local cluster come from the environment of its own launch, whichever command
+// started the cluster. The head's records hold none, so they travel in files of the user's
 // own, <cluster>/secrets/<random>/<variable>, 0600 in a folder of 0700, which the ranks' agent reads at each
 // start of a generation. They are removed when the cluster ends because no job is left, and at once when the
 // launch is refused. A launch on its way holds the lock of <random>.lock beside its folder, so that a head
@@ -12,7 +12,7 @@
 #include "base/unique_fd.h"
 #include "job/spec/job_spec.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 
 // InvalidArgument names the first variable under `secrets:` that this process's environment lacks, or the
 // first value here that is longer than an agent would take.
@@ -31,4 +31,4 @@ void Remove(const KeptSecrets& kept);
 // Removes the secrets of jobs that are over, which are all but those of launches on their way.
 void DropSecrets(const std::string& cluster_dir);
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec

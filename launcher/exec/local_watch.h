@@ -4,20 +4,20 @@
 // same moment would leave nobody, so `gtrain local-watch` does nothing else than this.
 //
 // endpoint.json says whether the cluster is wanted: a head that ends in order removes it first, and then
-// nobody starts anything. A daemon that does not stay up is tried again after a second at first, at most
-// every minute.
+// nobody starts anything. A daemon that does not stay up is tried again after 1 s, then after up to a
+// minute.
 #pragma once
 #include <string>
 #include <thread>
 
 #include "absl/status/status.h"
-#include "launcher/cli/local_daemons.h"
+#include "launcher/exec/local_daemons.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 
 // A thread of the head or the agent that looks after the others, from construction to destruction. It ends
-// its own process as SIGTERM does when that one has lost its place: its state directory was removed, or the
-// head is back at another address than `head_endpoint`, the one of this agent.
+// its own process, as SIGTERM would, when there is no place for it any more: its state directory was removed,
+// or the head is back at another address than this agent's `head_endpoint`.
 class LocalWatch {
  public:
   static LocalWatch OfHead(const std::string& dir);
@@ -31,4 +31,4 @@ class LocalWatch {
 // Runs the process `gtrain local-watch`, until the cluster ended or cannot be brought back.
 absl::Status RunLocalWatch(const std::string& dir);
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec

@@ -1,4 +1,4 @@
-#include "launcher/cli/local_cluster.h"
+#include "launcher/exec/local_cluster.h"
 
 #include <unistd.h>
 
@@ -8,12 +8,12 @@
 #include "base/file.h"
 #include "base/file_lock.h"
 #include "base/status_macros.h"
-#include "launcher/cli/local_daemons.h"
+#include "launcher/exec/local_daemons.h"
 #include "net/zmq/key_registry.h"
 #include "runtime/agent/agent.h"
 #include "runtime/control/cluster_dir.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 namespace {
 
 constexpr absl::Duration kLockPatience = absl::Seconds(60);
@@ -35,18 +35,18 @@ absl::Status CheckHere(const std::string& dir, const net::Endpoint& endpoint) {
       "cluster of its own: XDG_STATE_HOME=DIR"));
 }
 
-absl::StatusOr<LocalCluster> Describe(const std::string& dir, const net::Endpoint& endpoint) {
-  LocalCluster local;
-  local.dir = dir;
-  local.head_pid = endpoint.pid;
-  local.options.endpoint = endpoint.endpoint;
-  local.options.server_public_key = endpoint.head_public_key;
-  GT_ASSIGN_OR_RETURN(local.options.keys, net::LoadKeyPair(dir + "/admin.key"));
-  return local;
+absl::StatusOr<RunningHead> Describe(const std::string& dir, const net::Endpoint& endpoint) {
+  RunningHead head;
+  head.dir = dir;
+  head.pid = endpoint.pid;
+  head.options.endpoint = endpoint.endpoint;
+  head.options.server_public_key = endpoint.head_public_key;
+  GT_ASSIGN_OR_RETURN(head.options.keys, net::LoadKeyPair(dir + "/admin.key"));
+  return head;
 }
 
 // `dir` exists.
-absl::StatusOr<LocalCluster> StartWhatIsMissing(const std::string& dir) {
+absl::StatusOr<RunningHead> StartWhatIsMissing(const std::string& dir) {
   const absl::StatusOr<UniqueFd> lock = LockFile(dir + "/start.lock", kLockPatience);
   if (absl::IsUnavailable(lock.status())) {
     return absl::DeadlineExceededError(absl::StrCat(
@@ -69,23 +69,13 @@ absl::StatusOr<LocalCluster> StartWhatIsMissing(const std::string& dir) {
 }
 
 absl::Status NoCluster() {
-  return absl::NotFoundError(absl::StrCat(kNoLocalCluster,
+  return absl::NotFoundError(absl::StrCat(NoneRuns(kLocalName),
                                           ": it starts with `gtrain launch` and ends after its last job. For "
                                           "another cluster give --context NAME"));
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> LocalClusterDir() { return net::DefaultClusterDir("local"); }
-
-absl::StatusOr<LocalCluster> EnsureLocalCluster() {
-  GT_ASSIGN_OR_RETURN(const std::string dir, LocalClusterDir());
-  GT_RETURN_IF_ERROR(MakeDirs(dir));
-  return StartWhatIsMissing(dir);
-}
-
-absl::StatusOr<LocalCluster> ReviveLocalCluster() {
-  GT_ASSIGN_OR_RETURN(const std::string dir, LocalClusterDir());
+// NotFound when there is none, because the user did not launch anything.
+absl::StatusOr<RunningHead> Revive(const std::string& dir) {
   // Without the file the head ended in order; an agent that stays all the same has ranks to keep.
   if (access(EndpointPath(dir).c_str(), F_OK) != 0 && !Runs(dir, Daemon::kAgent)) return NoCluster();
   // Its ranks may live there without a daemon; an agent of here would call them gone.
@@ -100,8 +90,8 @@ absl::StatusOr<LocalCluster> ReviveLocalCluster() {
   return StartWhatIsMissing(dir);
 }
 
-absl::StatusOr<LocalCluster> FindLocalCluster(absl::Duration patience) {
-  GT_ASSIGN_OR_RETURN(const std::string dir, LocalClusterDir());
+// Starts and changes nothing; NotFound when there is none.
+absl::StatusOr<RunningHead> Await(const std::string& dir, absl::Duration patience) {
   const RealClock clock;
   for (const Instant deadline = clock.Now() + patience;; absl::SleepFor(kPollInterval)) {
     const bool lives = Runs(dir, Daemon::kHead);
@@ -125,4 +115,31 @@ absl::StatusOr<LocalCluster> FindLocalCluster(absl::Duration patience) {
   }
 }
 
-}  // namespace gtrain::cli
+}  // namespace
+
+absl::StatusOr<RunningHead> LocalCluster::Find(Start start, absl::Duration patience) {
+  GT_ASSIGN_OR_RETURN(const std::string dir, HeadDirectory());
+  switch (start) {
+    case Start::kNever:
+      return Await(dir, patience);
+    case Start::kIfDied:
+      return Revive(dir);
+    case Start::kIfNeeded:
+      GT_RETURN_IF_ERROR(MakeDirs(dir));
+      return StartWhatIsMissing(dir);
+  }
+  return absl::InternalError("no such way to start");
+}
+
+absl::StatusOr<std::string> LocalCluster::HeadDirectory() const { return net::DefaultClusterDir(name_); }
+
+absl::Status LocalCluster::CheckKeys() const {
+  GT_ASSIGN_OR_RETURN(const std::string dir, HeadDirectory());
+  for (const std::string& path : {dir + "/head.key", dir + "/admin.key", LocalAgentDir(dir) + "/node.key"}) {
+    const absl::Status keys = net::LoadKeyPair(path).status();
+    if (!keys.ok() && !absl::IsNotFound(keys)) return keys;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gtrain::exec

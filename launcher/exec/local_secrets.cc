@@ -1,4 +1,4 @@
-#include "launcher/cli/local_secrets.h"
+#include "launcher/exec/local_secrets.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,7 @@
 #include "net/zmq/keys.h"
 #include "runtime/agent/node.h"
 
-namespace gtrain::cli {
+namespace gtrain::exec {
 namespace {
 
 namespace fs = std::filesystem;
@@ -99,4 +99,4 @@ void DropSecrets(const std::string& cluster_dir) {
   }
 }
 
-}  // namespace gtrain::cli
+}  // namespace gtrain::exec
