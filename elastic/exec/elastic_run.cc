@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
 #include "sharding/ledger/audit.h"
 
@@ -47,9 +48,10 @@ absl::Status ElasticRun::AddGradient(float* data, size_t count, std::vector<int6
 
 // ---------------------------------------------------------------- a generation
 
-// Unavailable is said of a generation; by hand there is no other one.
+// Unavailable is said of a generation, and of a storage, which is no reason for another one; by hand there is
+// none.
 bool ElasticRun::Lost(const absl::Status& status) const {
-  return absl::IsUnavailable(status) && session_->managed() && !lost_;
+  return absl::IsUnavailable(status) && !ckpt::IsStorageError(status) && session_->managed() && !lost_;
 }
 
 // Brings this process into a generation in which all have said what they have.

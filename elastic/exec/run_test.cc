@@ -2,11 +2,14 @@
 // generation ends in the middle of it.
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 
 #include "base/status_macros.h"
 #include "base/test_folder.h"
 #include "base/test_wait.h"
+#include "checkpoint/engine/storage_error.h"
 #include "checkpoint/store/directory_store.h"
 #include "elastic/exec/run_test_world.h"
 
@@ -238,6 +241,24 @@ TEST_F(ElasticRunTest, WhatCompressionHoldsBackIsInCheckpoints) {
   for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
   unsetenv("GTRAIN_CLUSTER");
   unsetenv("GTRAIN_JOB_HASH");
+}
+
+// No other generation comes because of it: the program ends, and the job waits for its storage.
+TEST_F(ElasticRunTest, AStorageThatFailsIsNoLossOfARank) {
+  const std::string folder = TestFolder();
+  setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
+  Job job(400, 10, {{2, At::kReduced, 1, {1, 0}, false}}, true);
+  job.between = [&](int64_t step) {
+    if (step != 1 || std::filesystem::is_regular_file(folder + "/owners")) return;
+    std::error_code error;
+    std::filesystem::rename(folder + "/owners", folder + "/gone", error);
+    std::ofstream(folder + "/owners") << "no folder";
+  };
+  for (const Outcome& outcome : job.Run(2, 2)) {
+    EXPECT_TRUE(ckpt::IsStorageError(outcome.status)) << outcome.status;
+    EXPECT_TRUE(outcome.trained.contains(3)) << "the storage is no part of the next step";
+  }
+  unsetenv("GTRAIN_CHECKPOINT_URI");
 }
 
 TEST_F(ElasticRunTest, AGradientThatIsReadyTwiceOrNoneIsAnErrorOfReduce) {

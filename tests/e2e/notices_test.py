@@ -4,10 +4,13 @@ import json
 import os
 import threading
 import time
+import unittest
 
 import harness
 from cluster import ClusterTest
 from harness import wait_until
+
+LINEAR = os.path.join(os.path.dirname(harness.GTRAIN), '..', 'tests', 'e2e_elastic_linear')
 
 
 class FakeAws:
@@ -162,6 +165,32 @@ class NoticesTest(ClusterTest):
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn('no node nowhere', refused.stderr)
         self.finish(job)
+
+    @unittest.skipUnless(os.path.exists(LINEAR), 'e2e_elastic_linear is not built')
+    def test_who_stays_goes_on_where_another_machine_leaves(self):
+        """P1, P13: in place a notice is a hand-over. Whoever is on another machine keeps its process and every step, nobody is
+        charged, and it is over before the machine goes."""
+        job = self.submit(self.job_file('in-place', f'name: in-place\nrun: {LINEAR} {self.out} 600000 60 10\nranks: {{min: 2, max: 4}}\n'
+                                                    'elastic: {mode: in-place}\nresources: {cpus: 1}\nrestart: {budget: 0}\n'))
+
+        def steps():
+            return {int(name[8:]): len(self.read(name).splitlines()) for name in os.listdir(self.out) if name.startswith('trained.')}
+        wait_until('all four to step', lambda: len(steps()) == 4 and min(steps().values()) > 10)
+        hosts = {rank['pid']: rank['hostname'] for rank in self.job(job)['ranks']}
+        self.assertEqual(sorted(hosts.values()), ['node0', 'node0', 'node1', 'node1'])
+        stay = {pid for pid, host in hosts.items() if host == 'node1'}
+        began = time.monotonic()
+        self.clouds[0].leave(24)
+        seen = wait_until('the two to go on', lambda: (lambda now: now['generation'] == 2 and now['state'] == 'RUNNING' and now)(self.job(job)))
+        self.assertLess(time.monotonic() - began, 24, 'it is over before the machine goes')
+        self.assertEqual((seen['restarts'], {rank['pid'] for rank in seen['ranks']}), (0, stay))
+        before = steps()
+        wait_until('their next steps', lambda: all(steps()[pid] >= before[pid] + 10 for pid in stay))
+        self.client('stop', job)
+        self.wait_for_state(job, 'CANCELLED')
+        for pid in stay:
+            numbers = [int(line.split()[1]) for line in self.read(f'trained.{pid}').splitlines()]
+            self.assertEqual(numbers, list(range(1, len(numbers) + 1)), 'no step is lost or made twice')
 
     def test_sdk_ranks_see_it(self):
         """All ranks of the job, on every machine: it takes all of them to save. Then the machine comes back in time."""
