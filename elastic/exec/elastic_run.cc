@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/storage_error.h"
@@ -59,7 +60,9 @@ absl::Status ElasticRun::Form() {
   for (bool first = !Armed() && reforms_ == 0 && applied_ < 0;; first = false) {
     checkpoints_.Leave();
     comm_.reset();
-    settled_ = saved_last_ = all_opened_ = false;
+    settled_ = saved_last_ = all_opened_ = reopens_ = false;
+    openings_failed_ = 0;
+    reopen_at_.reset();
     if (!first) {
       ++reforms_;
       GT_RETURN_IF_ERROR(session_->Rejoin({.join_timeout = options_.rejoin_timeout, .stays = true}));
@@ -283,12 +286,15 @@ absl::Status ElasticRun::ReduceGradients() {
   held_ = applied_ + 1;
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
-  std::array<double, 3> sums = {loss_, session_->StopRequested() ? 1.0 : 0.0, opens ? 1.0 : 0.0};
+  const bool reopens = session_->rank() == 0 && reopen_at_ && RealClock().Now() >= *reopen_at_;
+  std::array<double, 4> sums = {loss_, session_->StopRequested() ? 1.0 : 0.0, opens ? 1.0 : 0.0,
+                                reopens ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
   loss_ = sums[0] / batch;
   has_loss_ = true;
   stop_ = stop_ || sums[1] > 0;
   all_opened_ = sums[2] == 0;
+  reopens_ = sums[3] > 0;
   return absl::OkStatus();
 }
 
@@ -365,18 +371,34 @@ void ElasticRun::LeaveReducer() {
 
 absl::Status ElasticRun::SaveIfDue() {
   if (!options_.checkpoints || !settled_) return absl::OkStatus();
-  if (checkpoints_.opening()) {
-    if (!all_opened_) return absl::OkStatus();
-    GT_RETURN_IF_ERROR(checkpoints_.Adopt());
-  }
-  if (checkpoints_.get() == nullptr) {
-    GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made, MakeCheckpointer());
-    checkpoints_.Open(std::move(made));
-    return absl::OkStatus();
-  }
+  if (checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenBesideTraining());
+  if (checkpoints_.get() == nullptr) return absl::OkStatus();
   FillBlock();
   GT_RETURN_IF_ERROR(checkpoints_.get()->SaveIfDue(applied_, comm_.get()).status());
   stop_ = stop_ || checkpoints_.get()->stop_agreed();
+  return absl::OkStatus();
+}
+
+// All ranks do the same after the same step: what they go by rode with the losses, and Start tells all of an
+// error.
+absl::Status ElasticRun::OpenBesideTraining() {
+  if (checkpoints_.opening()) {
+    if (!all_opened_) return absl::OkStatus();
+    const absl::Status opened = checkpoints_.Adopt();
+    if (!ckpt::IsStorageError(opened)) {
+      openings_failed_ = 0;
+      return opened;
+    }
+    const int doubled = std::min(openings_failed_++, 4);
+    reopen_at_ = RealClock().Now() + options_.storage_retry * (1 << doubled);
+    LogWarning("elastic: training goes on without checkpoints until the storage can be read: ",
+               opened.message());
+    return absl::OkStatus();
+  }
+  if (openings_failed_ > 0 && !reopens_) return absl::OkStatus();
+  reopen_at_.reset();
+  GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made, MakeCheckpointer());
+  checkpoints_.Open(std::move(made));
   return absl::OkStatus();
 }
 

@@ -6,12 +6,13 @@
 //                                                false -> Begin again
 //
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
-// and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 24 bytes, and
+// and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 32 bytes, and
 // what Checkpointer::SaveIfDue does. A new generation of n ranks costs a communicator, an all-gather of 32
 // bytes a rank and, where a rank is new, a broadcast of the state and, on every rank, one reading of it for
 // its hash of 16 bytes, which all gather. Where a state was found in memory, the checkpointer of a generation
 // is opened beside training, from its first step on; saves that are due before it is open come with the step
-// that finds it open on all ranks.
+// that finds it open on all ranks. A storage that cannot be read then is tried again, and training goes on
+// without: what it has is in memory.
 //
 // Where the job file has `comm.compression` gradients travel through a Reducer, which each generation makes
 // anew (at most three communicators and two small all-reduces a bucket) and which goes on with what the one
@@ -21,11 +22,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "comm/port/communicator.h"
 #include "comm/reducer/reducer.h"
 #include "elastic/exec/checkpoints.h"
@@ -41,6 +44,8 @@ struct ElasticOptions {
   sharding::SampleOptions samples;
   bool checkpoints = false;  // the job says where: save when it is due, and resume
   ReducerOptions reducer;    // where the job says how gradients travel, but for its codec
+  // Between two tries to open checkpoints in a storage that cannot be read; up to 16 times as long.
+  absl::Duration storage_retry = absl::Seconds(5);
   // The head says when there is no other generation: it ends the process.
   absl::Duration rejoin_timeout = absl::Hours(24);
 };
@@ -107,6 +112,7 @@ class ElasticRun {
   absl::Status OpenCheckpoints();
   absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer();
   absl::Status SaveIfDue();
+  absl::Status OpenBesideTraining();
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
   absl::Status ReduceDense();
@@ -128,6 +134,9 @@ class ElasticRun {
   std::unique_ptr<Communicator> comm_;  // of the generation; null: it is over, or there was none yet
   Checkpoints checkpoints_;
   bool all_opened_ = false;           // every rank said with the last step that its checkpointer is open
+  int openings_failed_ = 0;           // in a row, because of the storage; equal on all ranks
+  std::optional<Instant> reopen_at_;  // rank 0
+  bool reopens_ = false;              // rank 0 said so with the last step
   std::unique_ptr<Reducer> reducer_;  // of the generation, or of the one before; null: gradients are summed
   std::vector<float> carried_;        // what compression carries over, when no reducer does
   absl::Status ready_error_;          // of Ready

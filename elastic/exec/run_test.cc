@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <numeric>
 
 #include "base/status_macros.h"
@@ -95,7 +96,8 @@ class Job {
     sharding::SampleOptions samples{.samples = steps_ * kBatch, .global_batch = kBatch, .shuffle = false};
     ElasticRun run(session, {.samples = samples,
                              .checkpoints = checkpoints_,
-                             .reducer = {.bucket_bytes = kCount * sizeof(float)}});
+                             .reducer = {.bucket_bytes = kCount * sizeof(float)},
+                             .storage_retry = absl::Milliseconds(5)});
     std::vector<float>& weights = outcome->weights;
     weights.assign(kCount, 0);
     // Two gradients of the same weights, in buckets of their own.
@@ -106,7 +108,7 @@ class Job {
     int64_t now = 0;
     const auto lose = [&](At at) {
       return [&, at](size_t count, DType dtype) -> absl::Status {
-        const bool losses = dtype == DType::kFloat64 && count == 3;
+        const bool losses = dtype == DType::kFloat64 && count == 4;
         if (!losses || Due(now, at, process) == nullptr) return absl::OkStatus();
         return absl::UnavailableError("the test ends this generation");
       };
@@ -243,21 +245,40 @@ TEST_F(ElasticRunTest, WhatCompressionHoldsBackIsInCheckpoints) {
   unsetenv("GTRAIN_JOB_HASH");
 }
 
-// No other generation comes because of it: the program ends, and the job waits for its storage.
+// What training has is in memory: it goes on, and saves once it can.
 TEST_F(ElasticRunTest, AStorageThatFailsIsNoLossOfARank) {
-  const std::string folder = TestFolder();
+  const std::string folder = TestFolder(), owners = folder + "/owners";
   setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
   Job job(400, 10, {{2, At::kReduced, 1, {1, 0}, false}}, true);
+  const auto saved = [&] { return (*ckpt::OpenDirectoryStore(folder))->List("manifests/"); };
+  std::once_flag breaks, mends;
   job.between = [&](int64_t step) {
-    if (step != 1 || std::filesystem::is_regular_file(folder + "/owners")) return;
-    std::error_code error;
-    std::filesystem::rename(folder + "/owners", folder + "/gone", error);
-    std::ofstream(folder + "/owners") << "no folder";
+    if (step == 1) {
+      std::call_once(breaks, [&] {
+        std::filesystem::rename(owners, folder + "/gone");
+        std::ofstream(owners) << "no folder";
+      });
+    }
+    if (step != 100) return;
+    std::call_once(mends, [&] {
+      EXPECT_TRUE(saved()->empty());
+      std::filesystem::remove(owners);
+      std::filesystem::rename(folder + "/gone", owners);
+    });
   };
-  for (const Outcome& outcome : job.Run(2, 2)) {
+  ExpectAllTrained(job.Run(2, 2), 400, 10, 1e-4);
+  EXPECT_FALSE(saved()->empty());
+  unsetenv("GTRAIN_CHECKPOINT_URI");
+}
+
+// It cannot go on where only the storage has what it needs.
+TEST_F(ElasticRunTest, AStorageThatFailsAtTheBeginningIsSaid) {
+  const std::string folder = TestFolder();
+  setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
+  std::ofstream(folder + "/owners") << "no folder";
+  Job job(10, 10, {}, true);
+  for (const Outcome& outcome : job.Run(2, 2))
     EXPECT_TRUE(ckpt::IsStorageError(outcome.status)) << outcome.status;
-    EXPECT_TRUE(outcome.trained.contains(3)) << "the storage is no part of the next step";
-  }
   unsetenv("GTRAIN_CHECKPOINT_URI");
 }
 
