@@ -65,7 +65,8 @@ core::RankStatus SampleStatus() {
           .joined_seconds = 12,
           .idle = absl::Minutes(3),
           .blocked_in = "futex_wait_queue",
-          .diverged = true};
+          .diverged = true,
+          .stalled_seconds = 0.25};
 }
 
 core::RankExit SampleExit(core::ExitCause cause) {

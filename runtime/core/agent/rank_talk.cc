@@ -97,6 +97,7 @@ void RankTalk::TakeProgress(AgentRank& rank, const RankSaid& said) {
   if (said.collective) rank.status.collective_sequence = *said.collective;
   if (said.waited) rank.status.waited_seconds = said.waited;
   if (said.joined) rank.status.joined_seconds = said.joined;
+  if (said.stalled) rank.status.stalled_seconds = said.stalled;
 }
 
 void RankTalk::CountSamples(AgentRank& rank, double samples) {
