@@ -81,6 +81,8 @@ void RankTalk::Apply(const JobId& job, AgentGeneration& generation, int number, 
     context_.Tell(*generation.checkpoint);
   }
   if (said.kind != RankSaid::Kind::kProgress) return idleness_.Heard(rank);
+  // The head counts what a generation costs until its first step.
+  if (said.step && !std::exchange(generation.stepped, true)) head_.HurryHeartbeat();
   TakeProgress(rank, said);
   if (said.samples && *said.samples >= 0) CountSamples(rank, *said.samples);
 }
