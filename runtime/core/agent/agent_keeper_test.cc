@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/core/agent/agent_core.h"
 #include "runtime/core/agent/agent_test_names.h"
+#include "runtime/core/agent/rank_environment.h"
 
 namespace gtrain::core {
 namespace {
