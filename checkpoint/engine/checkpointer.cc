@@ -1042,6 +1042,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   saver_->Start(next_);
   if (!settings_.lazy) saver_->Fence();
   last_stall_ = clock_.Now() - last_save_;
+  session_->CountStall(last_stall_);
   return true;
 }
 
@@ -1049,7 +1050,9 @@ void CheckpointerImpl::Fence() {
   if (saver_ == nullptr || !saver_->copying()) return;
   const Instant begin = clock_.Now();
   saver_->Fence();
-  last_stall_ += clock_.Now() - begin;
+  const absl::Duration more = clock_.Now() - begin;
+  last_stall_ += more;
+  session_->CountStall(more);
 }
 
 // Only Fence says that the state has not changed since Save. Any other end of a copy may come after a change,
@@ -1139,7 +1142,11 @@ absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* com
 
 absl::Status CheckpointerImpl::Wait(absl::Duration timeout) {
   DropUnfenced();
-  return saver_ == nullptr ? absl::OkStatus() : saver_->Wait(timeout);
+  if (saver_ == nullptr) return absl::OkStatus();
+  const Instant begin = clock_.Now();
+  const absl::Status status = saver_->Wait(timeout);
+  session_->CountStall(clock_.Now() - begin);
+  return status;
 }
 
 std::optional<int64_t> CheckpointerImpl::LastCommitted() const {

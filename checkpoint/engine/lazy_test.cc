@@ -67,6 +67,22 @@ TEST_F(EngineTest, AfterTheFenceOfALazySaveTheStateMayChange) {
   EXPECT_EQ(loud(), "");
 }
 
+TEST_F(EngineTest, TheTimeForWhichTrainingWaitsIsCounted) {
+  const std::string folder = TestFolder();
+  RunRanks({}, [&](FakeSession* session) {
+    LazyRank rank(session, folder);
+    EXPECT_EQ(session->stalled(), absl::ZeroDuration());
+    ASSERT_TRUE(rank.Save(1));
+    const absl::Duration of_save = session->stalled();
+    EXPECT_GT(of_save, absl::ZeroDuration());
+    rank.checkpointer->Fence();
+    const absl::Duration of_fence = session->stalled();
+    EXPECT_GT(of_fence, of_save);
+    ASSERT_TRUE(rank.checkpointer->Wait(kLong).ok());
+    EXPECT_GT(session->stalled(), of_fence);
+  });
+}
+
 // Only Fence says that the state has not changed since Save: a copy that anything else ends may hold values
 // of two steps.
 TEST_F(EngineTest, WhatEndsALazySaveBeforeItsFenceDropsIt) {

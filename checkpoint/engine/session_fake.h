@@ -187,6 +187,10 @@ class FakeSession : public Session {
     policy_ = policy;
     reported_.emplace_back(step, manifest);
   }
+  void CountStall(absl::Duration time) override {
+    MutexLock lock(&mu_);
+    stalled_ += time;
+  }
   void ReportNote(absl::string_view kind, const std::string& text) override {
     MutexLock lock(&mu_);
     notes_[std::string(kind)] = text;
@@ -226,6 +230,10 @@ class FakeSession : public Session {
     MutexLock lock(&mu_);
     return policy_;
   }
+  absl::Duration stalled() const {
+    MutexLock lock(&mu_);
+    return stalled_;
+  }
   // The newest of a kind; empty: none.
   std::string note(absl::string_view kind) const {
     MutexLock lock(&mu_);
@@ -247,6 +255,7 @@ class FakeSession : public Session {
   bool stop_requested_ = false;
   std::vector<std::pair<int64_t, std::string>> reported_;
   std::string policy_;
+  absl::Duration stalled_;
   std::map<std::string, std::string> notes_;
 };
 

@@ -114,6 +114,7 @@ class ThreadSession final : public Session {
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
   void ReportNote(absl::string_view, const std::string&) override {}
+  void CountStall(absl::Duration) override {}
   absl::Status Alive() const override { return place_.bootstrap->Alive(); }
   bool StopRequested() const override { return false; }
   std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }

@@ -146,7 +146,7 @@ class Usage(CliTest):
     def test_every_verb_helps(self):
         overview = self.run_gtrain('--help', expect=0).out
         verbs = [line.split()[0] for line in overview.split('verbs:\n')[1].splitlines() if line.startswith('  ')]
-        for verb in 'launch attach validate plan status why logs stop exec nodes doctor head agent version completion'.split():
+        for verb in 'launch attach validate plan status why report logs stop exec nodes doctor head agent version completion'.split():
             self.assertIn(verb, verbs)
             text = self.run_gtrain(verb, '--help', expect=0).out
             self.assertIn(f'usage: gtrain {verb}', text)
@@ -187,7 +187,7 @@ class Usage(CliTest):
             self.assertIn(f"unknown verb '{verb}'; did you mean {ours}?", self.run_gtrain(verb, expect=2).err)
 
     def test_without_a_cluster(self):
-        for verb in (['status'], ['why'], ['logs'], ['stop'], ['nodes'], ['attach'], ['exec', '--', 'true']):
+        for verb in (['status'], ['why'], ['report'], ['logs'], ['stop'], ['nodes'], ['attach'], ['exec', '--', 'true']):
             done = self.run_gtrain(*verb, expect=1)
             self.assertIn('no local cluster runs', done.err)
         self.assertEqual(json.loads(self.run_gtrain('status', '--json', expect=0).out), {'jobs': []})
@@ -196,7 +196,7 @@ class Usage(CliTest):
 
     def test_a_word_that_is_no_id_is_said_at_once(self):
         """Before any head is asked: one that runs would drop it, and the answer was 20 s away."""
-        for verb in ('logs', 'status', 'why', 'stop', 'attach', 'stack', 'scale', 'exec'):
+        for verb in ('logs', 'status', 'why', 'report', 'stop', 'attach', 'stack', 'scale', 'exec'):
             for word in ('.', '..', 'a b'):
                 done = self.run_gtrain(verb, word, *(['--', 'true'] if verb == 'exec' else []))
                 self.assertIn(f"'{word}' is not a job id", done.err)

@@ -19,6 +19,7 @@ Verb ValidateVerb();
 Verb PlanVerb();
 Verb StatusVerb();
 Verb WhyVerb();
+Verb ReportVerb();
 Verb LogsVerb();
 Verb StopVerb();
 Verb ExecVerb();

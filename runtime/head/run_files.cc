@@ -78,11 +78,12 @@ absl::Status WriteWhole(int fd, absl::string_view data, const std::string& what)
 }
 
 std::string EventLine(const core::EmitEvent& event) {
-  const nlohmann::ordered_json json = {{"time", core::WallText(event.at)},
-                                       {"sequence", event.sequence},
-                                       {"kind", event.kind},
-                                       {"generation", event.generation.value},
-                                       {"text", event.text}};
+  nlohmann::ordered_json json = {{"time", core::WallText(event.at)},
+                                 {"sequence", event.sequence},
+                                 {"kind", event.kind},
+                                 {"generation", event.generation.value},
+                                 {"text", event.text}};
+  if (!event.goodput.empty()) json["goodput"] = nlohmann::ordered_json::parse(event.goodput, nullptr, false);
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

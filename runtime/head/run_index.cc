@@ -32,10 +32,11 @@ void Cut(json& object) {
 
 json EntryOf(const json& result) {
   json entry = json::object();
-  for (const char* key : {"id",          "name",      "user",       "state",    "reason",
-                          "generation",  "timeline",  "world_size", "restarts", "last_checkpoint",
-                          "first_fault", "run_dir",   "exit_code",  "step",     "loss",
-                          "diverged",    "submitted", "started",    "ended",    "run_seconds"}) {
+  for (const char* key :
+       {"id",        "name",        "user",     "state",           "reason",      "generation",
+        "timeline",  "world_size",  "restarts", "last_checkpoint", "first_fault", "run_dir",
+        "exit_code", "step",        "loss",     "diverged",        "submitted",   "started",
+        "ended",     "run_seconds", "goodput"}) {
     if (const auto it = result.find(key); it != result.end()) entry[key] = *it;
   }
   if (auto fault = entry.find("first_fault"); fault != entry.end() && fault->is_object()) {

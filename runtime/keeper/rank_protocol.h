@@ -9,9 +9,10 @@
 // unread. Relayed bodies are one JSON object, the table is lines of text:
 //   rank -> agent  {"type":"joined"}
 //                  {"type":"exchange","sequence":N,"blob":"<base64>"}
-//                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N,"waited":S,"joined":S}
-//                   (step.. and the last two optional: seconds in collectives that waited, since it joined;
-//                   a loss that is not finite is "nan")
+//                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N,"waited":S,"joined":S,
+//                   "stalled":S}
+//                   (step.. and the last three optional: seconds in collectives that waited, since it
+//                   joined, and for which checkpoints held it up; a loss that is not finite is "nan")
 //                  {"type":"checkpoint","step":N,"timeline":N,"manifest":"<key>","policy":"<for people>"}
 //                  {"type":"overdue","sequence":N}   asks whom exchange N waits for
 //                  {"type":"link","peer":N,"text":"..."}   nothing gets to rank N's machine

@@ -81,6 +81,9 @@ class Session {
   // A checkpoint that this rank knows to be committed; `policy` says to people how often there is one, or
   // nothing. Never blocks. Checkpointer calls it.
   virtual void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) = 0;
+  // Adds to the time for which checkpoints have held up the training of this rank. Never blocks. Checkpointer
+  // calls it.
+  virtual void CountStall(absl::Duration time) = 0;
   // Sets a note of this rank in `gtrain status`; the newest of each kind (kNote...) counts, and at most 400
   // printable bytes of it are kept. Never blocks. Checkpointer calls it.
   virtual void ReportNote(absl::string_view kind, const std::string& text) = 0;

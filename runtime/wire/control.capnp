@@ -135,6 +135,8 @@ struct RankStatus {
   blockedIn @17 :Text;
   diverged @18 :Bool;
   stays @19 :Bool;
+  hasStalledSeconds @20 :Bool;
+  stalledSeconds @21 :Float64;
 }
 
 struct HeldGeneration {

@@ -62,6 +62,7 @@ GT_FIELDS(core::RankStatus) {
   GT_TEXT(blocked_in, BlockedIn, kNameBytesMax);
   GT_PLAIN(diverged, Diverged);
   GT_PLAIN(stays, Stays);
+  GT_OPTIONAL(stalled_seconds, StalledSeconds);
 }
 GT_FIELDS(core::HeldGeneration) {
   GT_ID(job, Job);

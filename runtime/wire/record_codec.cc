@@ -63,6 +63,34 @@ GT_FIELDS(core::JobSubmission) {
   GT_PLAIN(takeover_own, TakeoverOwn);
   GT_WALL_TIME(submitted_at, SubmittedAt);
 }
+GT_FIELDS(core::GoodputRecord) {
+  GT_WALL_TIME(since, Since);
+  GT_WALL_TIME(at, At);
+  if constexpr (kReading<M>) {
+    auto list = m.getSeconds();
+    for (unsigned i = 0; i < std::min<size_t>(list.size(), core::kTimeLabels); ++i) {
+      v.seconds[i] = list[i];
+      if (!Finite(v.seconds[i])) a.Fail("seconds", "not a finite number");
+    }
+  } else {
+    auto list = m.initSeconds(core::kTimeLabels);
+    for (unsigned i = 0; i < core::kTimeLabels; ++i) list.set(i, v.seconds[i]);
+  }
+  GT_PLAIN(open, Open);
+  if (!Finite(v.open)) a.Fail("open", "not a finite number");
+  GT_PLAIN(over, Over);
+  GT_COUNTER(stepped, Stepped);
+  GT_PLAIN(repeats, Repeats);
+  GT_PLAIN(idle_said, IdleSaid);
+  GT_PLAIN(stall_said, StallSaid);
+  GT_OPTIONAL(first, First);
+  GT_OPTIONAL(top, Top);
+  GT_OPTIONAL(at_step, AtStep);
+  GT_OPTIONAL(redone_to, RedoneTo);
+  GT_NUMBER(redone, Redone, 0, kInt64Max);
+  GT_NUMBER(losses, Losses, 0, kInt32Max);
+  GT_NUMBER(wanted, Wanted, 0, kInt32Max);
+}
 GT_FIELDS(core::JobStatus) {
   GT_ENUM(state, State, core::JobState::kCancelled);
   GT_TEXT(reason, Reason, kSentenceBytesMax);
@@ -85,6 +113,7 @@ GT_FIELDS(core::JobStatus) {
   GT_OPTIONAL(last_loss, LastLoss);
   GT_NUMBER(size_wanted, SizeWanted, 0, kRanksMax);
   GT_PLAIN(diverged, Diverged);
+  GT_STRUCT(goodput, Goodput);
 }
 // proto::JobRecord has the fields of both, with the same names.
 GT_FIELDS(core::JobRecord) {

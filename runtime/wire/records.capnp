@@ -53,6 +53,30 @@ struct FaultRecord {
 
 struct AvoidedNode { node @0 :Text; why @1 :Text; }
 
+# Rank-seconds by label (runtime/core/values/goodput.h).
+struct Goodput {
+  since @0 :Int64;  # as FaultRecord.at
+  at @1 :Int64;
+  seconds @2 :List(Float64);  # in the order of TimeLabel; what is missing is 0
+  open @3 :Float64;
+  over @4 :Bool;
+  stepped @5 :UInt64;
+  repeats @6 :Bool;
+  idleSaid @7 :Bool;
+  stallSaid @8 :Bool;
+  hasFirst @9 :Bool;
+  first @10 :Int64;
+  hasTop @11 :Bool;
+  top @12 :Int64;
+  hasAtStep @13 :Bool;
+  atStep @14 :Int64;
+  hasRedoneTo @15 :Bool;
+  redoneTo @16 :Int64;
+  redone @17 :Int64;
+  losses @18 :Int32;
+  wanted @19 :Int32;
+}
+
 # A whole job, as older heads wrote it. Read and never written: new fields go into the structs below.
 struct JobRecord {
   id @0 :Text;
@@ -99,6 +123,7 @@ struct JobRecord {
   lastLoss @41 :Float64;
   sizeWanted @42 :Int32;
   diverged @43 :Bool;
+  goodput @44 :Goodput;
 }
 
 struct JobSubmission {
@@ -143,6 +168,7 @@ struct JobStatus {
   lastLoss @21 :Float64;
   sizeWanted @22 :Int32;
   diverged @23 :Bool;
+  goodput @24 :Goodput;
 }
 
 struct JobStatusRecord {

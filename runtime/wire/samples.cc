@@ -65,7 +65,8 @@ core::RankStatus SampleStatus() {
           .joined_seconds = 12,
           .idle = absl::Minutes(3),
           .blocked_in = "futex_wait_queue",
-          .diverged = true};
+          .diverged = true,
+          .stalled_seconds = 0.25};
 }
 
 core::RankExit SampleExit(core::ExitCause cause) {
@@ -213,6 +214,25 @@ core::FaultRecord SampleFault(uint64_t generation, core::FaultKind kind) {
           .at = absl::FromUnixSeconds(1'700'000'000)};
 }
 
+core::GoodputRecord SampleGoodput() {
+  return {.since = absl::FromUnixSeconds(1'700'000'001),
+          .at = absl::FromUnixSeconds(1'700'000'003),
+          .seconds = {1.5, 0.25, 3},
+          .open = -0.125,
+          .over = true,
+          .stepped = {4},
+          .repeats = true,
+          .idle_said = true,
+          .stall_said = true,
+          .first = 1,
+          .top = 20,
+          .at_step = 12,
+          .redone_to = 18,
+          .redone = 7,
+          .losses = 2,
+          .wanted = 4};
+}
+
 }  // namespace
 
 core::JobRecord SampleJobRecord() {
@@ -250,7 +270,8 @@ core::JobRecord SampleJobRecord() {
                        .last_step = 1234,
                        .last_loss = 0.25,
                        .size_wanted = 3,
-                       .diverged = true}};
+                       .diverged = true,
+                       .goodput = SampleGoodput()}};
   job.grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2};
   job.exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}};
   job.unreleased = {NodeId("n1")};

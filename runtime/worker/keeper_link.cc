@@ -61,6 +61,7 @@ std::string ToJson(const core::WorkerEffect& effect) {
     if (p->pace) {
       json["waited"] = absl::ToDoubleSeconds(p->pace->waited);
       json["joined"] = absl::ToDoubleSeconds(p->pace->joined);
+      json["stalled"] = absl::ToDoubleSeconds(p->pace->stalled);
     }
   } else if (const auto* c = std::get_if<core::SendCheckpoint>(&effect)) {
     json = {{"type", "checkpoint"}, {"step", c->step}, {"manifest", c->manifest}};
@@ -208,6 +209,7 @@ void KeeperLink::BeginNextLocked() {
   core_ = core::WorkerCore(membership_->world_size());
   collectives_.store(0, std::memory_order_relaxed);
   waited_ns_.store(0, std::memory_order_relaxed);
+  stalled_ns_.store(0, std::memory_order_relaxed);
   some_left_.store(false, std::memory_order_release);
   if (stop) StepLocked(core::WorkerStop{*stop});
   StepLocked(JoinEvent());
@@ -472,7 +474,8 @@ void KeeperLink::Loop(KeeperClient client) {
     }
     if (closing_) break;
     StepLocked(core::WorkerCollectives{collectives_.load(std::memory_order_relaxed),
-                                       absl::Nanoseconds(waited_ns_.load(std::memory_order_relaxed))});
+                                       absl::Nanoseconds(waited_ns_.load(std::memory_order_relaxed)),
+                                       absl::Nanoseconds(stalled_ns_.load(std::memory_order_relaxed))});
     if (auto due = core_.NextDeadline(); due && *due <= Now()) StepLocked(core::WorkerTick{});
   }
   SayGoodbye(client);

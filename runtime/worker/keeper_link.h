@@ -60,6 +60,10 @@ class KeeperLink {
     waited_ns_.fetch_add(absl::ToInt64Nanoseconds(time), std::memory_order_relaxed);
   }
 
+  void CountStall(absl::Duration time) {
+    stalled_ns_.fetch_add(absl::ToInt64Nanoseconds(time), std::memory_order_relaxed);
+  }
+
   bool stop_requested() const;
   std::optional<Instant> preempted_at() const;
 
@@ -105,6 +109,7 @@ class KeeperLink {
   std::atomic<bool> stop_requested_{false};
   std::atomic<uint64_t> collectives_{0};
   std::atomic<int64_t> waited_ns_{0};
+  std::atomic<int64_t> stalled_ns_{0};
   std::thread thread_;
 
   Mutex arena_mutex_;   // one arena request at a time; taken before mutex_

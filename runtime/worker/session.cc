@@ -57,6 +57,7 @@ class ManagedSession final : public Session, public port::WriterHost {
   void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) override {
     link_.Report(core::WorkerCheckpoint{step, manifest, policy});
   }
+  void CountStall(absl::Duration time) override { link_.CountStall(time); }
   void ReportNote(absl::string_view kind, const std::string& text) override {
     link_.Report(core::WorkerNote{std::string(kind), text});
   }
@@ -132,6 +133,7 @@ class AloneSession final : public Session {
   }
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
+  void CountStall(absl::Duration) override {}
   void ReportNote(absl::string_view, const std::string&) override {}
   absl::Status Alive() const override { return absl::OkStatus(); }
   bool StopRequested() const override { return false; }

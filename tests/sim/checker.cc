@@ -1,7 +1,9 @@
 #include "tests/sim/checker.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -326,6 +328,23 @@ void Checker::CheckBudgets(const core::JobRecord& record) {
                                      crashes, " crashes, ", ooms, " ooms, ", losses, " losses"));
 }
 
+// INV-13, of a job that has always asked for as many ranks.
+void Checker::CheckGoodput(const core::JobRecord& record) {
+  const core::GoodputRecord& goodput = record.goodput;
+  std::optional<int>& wanted = jobs_[record.id].wanted;
+  const int ranks = record.grant ? record.grant->world_size : 0;
+  if (wanted.value_or(goodput.wanted) != goodput.wanted || ranks > goodput.wanted) wanted = 0;
+  if (!wanted) wanted = goodput.wanted;
+  if (*wanted == 0) return;
+  const absl::Time to = core::IsFinal(record.state) ? std::min(goodput.at, record.ended_at) : goodput.at;
+  const double all = *wanted * absl::ToDoubleSeconds(to - goodput.since);
+  const double counted = std::accumulate(goodput.seconds.begin(), goodput.seconds.end(), goodput.open);
+  ++kernel_.counts["rank-seconds added up"];
+  if (std::abs(counted - all) <= 1e-3) return;
+  kernel_.Fail("INV-13",
+               absl::StrCat(counted, " rank-seconds of ", record.id.value, " have a label, of ", all));
+}
+
 // INV-5: no job fails by a generation that was given another size and has not got anywhere, unless the head
 // that decided so is gone. A program that never says how far it is has got somewhere after a minute.
 void Checker::CheckResize(const core::JobRecord& record) {
@@ -531,6 +550,7 @@ void Checker::Durable(const std::vector<core::RecordWrite>& writes) {
       CheckCommitted(*job, before == highest_before.end() ? jobs_[job->id].highest_step : before->second);
       if (core::IsFinal(job->state)) CheckBudgets(*job);
       CheckResize(*job);
+      CheckGoodput(*job);
     }
     if (const auto* checkpoint = std::get_if<core::CheckpointRecord>(&*write.record)) {
       JobTruth& truth = jobs_[checkpoint->job];

@@ -123,6 +123,7 @@ class Checker {
     std::optional<core::JobState> final_state;
     uint64_t generation = 0, revoked = 0, timeline = 0;
     int restarts = 0;
+    std::optional<int> wanted;  // ranks; 0: that has changed
     int64_t checkpoint_step = -1;
     uint64_t checkpoint_timeline = 0;
     int64_t checkpoint_at = 0;               // when the head's record of it was durable
@@ -165,6 +166,7 @@ class Checker {
   bool CloudKeptItsMachine(int machine) const;
   void CheckNewest(const core::GenerationGrant& grant);
   void CheckResize(const core::JobRecord& record);
+  void CheckGoodput(const core::JobRecord& record);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
   void CheckWritten(const core::HeadCore& head, const core::Persist& persist);
   void Durable(const std::vector<core::RecordWrite>& writes);

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/core/agent/agent_test_world.h"
+#include "runtime/core/agent/rank_environment.h"
 
 namespace gtrain::core {
 namespace {
@@ -273,6 +274,22 @@ TEST_F(AgentKeeperTest, WhoIsAskedToConnectsAnew_W9) {
   };
   EXPECT_FALSE(reconnects(false));
   EXPECT_TRUE(reconnects(true));
+}
+
+// The head counts what a generation costs until then. Later ones come with the heartbeats.
+TEST_F(AgentKeeperTest, TheFirstStepOfAGenerationIsToldAtOnce) {
+  Start(1);
+  Step(FromKeeper{kJob, keeper::Started{1, 0, 100, 7}});
+  Step(AgentTick{});
+  const auto told = [&](const std::string& said) {
+    Step(FromKeeper{kJob, keeper::RelayUp{1, 0, 1, said}});
+    Step(AgentTick{});
+    const std::vector<AgentHeartbeat> beats = SentBy<AgentHeartbeat>(last_);
+    return beats.empty() ? std::optional<int64_t>() : beats[0].changed.at(0).step;
+  };
+  EXPECT_EQ(told(R"({"type":"progress","collective":1})"), std::nullopt);
+  EXPECT_EQ(told(R"({"type":"progress","step":1})"), 1);
+  EXPECT_EQ(told(R"({"type":"progress","step":2})"), std::nullopt);
 }
 
 // A turn is the keeper's to answer, also for a rank that has ended: it may have last words.

@@ -57,6 +57,7 @@ RankSaid Numbers(const Json& object) {
   said.timeline = Count(object, "timeline");
   said.waited = Real(object, "waited");
   said.joined = Real(object, "joined");
+  said.stalled = Real(object, "stalled");
   if (!said.waited || !said.joined) said.waited = said.joined = std::nullopt;
   return said;
 }

@@ -38,6 +38,7 @@ struct RankSaid {
   std::optional<uint64_t> collective;
   std::optional<uint64_t> timeline;
   std::optional<double> waited, joined;  // seconds, both or none
+  std::optional<double> stalled;         // likewise, and none of an older library
   uint64_t sequence = 0;                 // kExchange, kOverdue
   std::string blob;                      // kExchange, decoded
   std::string manifest;                  // kCheckpoint

@@ -35,6 +35,15 @@ TEST(RankReports, WhatWouldNotReachTheHeadIsRefusedAndSaid) {
                 2 * kManifestBytesMax < port::kToServerBytesMax);
 }
 
+// An older library does not say it.
+TEST(RankReports, WhatNobodyMeasuredIsAbsent) {
+  RankSaid said = ReadRelay(R"({"type":"progress","waited":1.5,"joined":6,"stalled":0.5})");
+  EXPECT_EQ(said.stalled, 0.5);
+  said = ReadRelay(R"({"type":"progress","waited":1.5,"joined":6})");
+  EXPECT_EQ(said.waited, 1.5);
+  EXPECT_FALSE(said.stalled);
+}
+
 TEST(RankReports, TextsAreCutAndPrintable) {
   const RankSaid note =
       ReadRelay(absl::StrCat(R"({"type":"saves","text":"a\n)", std::string(9000, 'x'), R"("})"));

@@ -81,6 +81,8 @@ void RankTalk::Apply(const JobId& job, AgentGeneration& generation, int number, 
     context_.Tell(*generation.checkpoint);
   }
   if (said.kind != RankSaid::Kind::kProgress) return idleness_.Heard(rank);
+  // The head counts what a generation costs until its first step.
+  if (said.step && !std::exchange(generation.stepped, true)) head_.HurryHeartbeat();
   TakeProgress(rank, said);
   if (said.samples && *said.samples >= 0) CountSamples(rank, *said.samples);
 }
@@ -97,6 +99,7 @@ void RankTalk::TakeProgress(AgentRank& rank, const RankSaid& said) {
   if (said.collective) rank.status.collective_sequence = *said.collective;
   if (said.waited) rank.status.waited_seconds = said.waited;
   if (said.joined) rank.status.joined_seconds = said.joined;
+  if (said.stalled) rank.status.stalled_seconds = said.stalled;
 }
 
 void RankTalk::CountSamples(AgentRank& rank, double samples) {

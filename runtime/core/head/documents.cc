@@ -140,6 +140,40 @@ Notes NotesOf(const Job& job, Instant now) {
   return notes;
 }
 
+struct GoodputNow {
+  absl::Time since;
+  Generation generation;
+  GoodputTotals totals;
+};
+
+// None of a job that was over before any head counted.
+std::optional<GoodputNow> GoodputOf(const Job& job, Instant now) {
+  const JobRecord& record = job.record;
+  if (record.goodput.since == absl::InfinitePast()) return std::nullopt;
+  return GoodputNow{record.goodput.since, record.generation, job.goodput.Totals(now)};
+}
+
+json GoodputDocument(const std::optional<GoodputNow>& now) {
+  if (!now) return nullptr;
+  const GoodputTotals& totals = now->totals;
+  json seconds = json::object();
+  for (size_t i = 0; i < kTimeLabels; ++i) {
+    if (totals.seconds[i]) seconds[Name(static_cast<TimeLabel>(i))] = *totals.seconds[i];
+  }
+  return {{"since", TimeOrNull(now->since)},
+          {"wanted", totals.wanted},
+          {"rank_seconds", totals.all},
+          {"goodput", OrNull(totals.goodput)},
+          {"seconds", std::move(seconds)},
+          {"generations", now->generation.value},
+          {"losses", totals.losses},
+          {"steps",
+           {{"first", OrNull(totals.first)},
+            {"last", OrNull(totals.top)},
+            {"applied", OrNull(totals.applied)},
+            {"recomputed", OrNull(totals.redone)}}}};
+}
+
 struct JobNow {
   JobId id;
   std::string name, reason, run_dir, policy;
@@ -157,6 +191,7 @@ struct JobNow {
   std::optional<double> loss, samples_per_second, steps_per_second, eta_seconds;
   bool diverged = false;  // the loss is not a finite number
   Notes notes;
+  std::optional<GoodputNow> goodput;
   std::optional<CheckpointRecord> checkpoint;
   std::optional<FaultRecord> first_fault, last_fault;
   std::vector<Blocker> blocked_by;
@@ -274,6 +309,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   now.run_time = job.RunTime(at);
   now.event_sequence = record.event_sequence;
   now.notes = NotesOf(job, at);
+  now.goodput = GoodputOf(job, at);
   now.checkpoint = job.checkpoint;
   if (const FaultRecord* first = FirstFault(record.faults)) {
     now.first_fault = Told(*first, whole);
@@ -362,6 +398,7 @@ json JobDocument(const JobNow& job) {
                    {"diverged", job.diverged},
                    {"samples_per_second", OrNull(job.samples_per_second)},
                    {"steps_per_second", OrNull(job.steps_per_second)}};
+  document["goodput"] = GoodputDocument(job.goodput);
   AddNotes(job.notes, document);
   if (job.checkpoint) {
     document["last_checkpoint"] = {{"step", job.checkpoint->step},
@@ -440,11 +477,13 @@ struct ResultDocument : Document {
 using Events = std::vector<std::shared_ptr<const EmitEvent>>;
 
 json EventDocument(const EmitEvent& event) {
-  return {{"time", WallText(event.at)},
-          {"sequence", event.sequence},
-          {"generation", event.generation.value},
-          {"kind", event.kind},
-          {"text", event.text}};
+  json document = {{"time", WallText(event.at)},
+                   {"sequence", event.sequence},
+                   {"generation", event.generation.value},
+                   {"kind", event.kind},
+                   {"text", event.text}};
+  if (!event.goodput.empty()) document["goodput"] = json::parse(event.goodput, nullptr, false);
+  return document;
 }
 
 struct WhyDocument : Document {
@@ -699,6 +738,11 @@ std::pair<std::shared_ptr<const Document>, size_t> EventsAfter(const Job& job, u
     bytes += event->text.size();
   }
   return {events, bytes};
+}
+
+std::string GoodputText(const Job& job, Instant now) {
+  const std::optional<GoodputNow> goodput = GoodputOf(job, now);
+  return goodput ? OneLine(GoodputDocument(goodput)) : "";
 }
 
 std::shared_ptr<const Document> FailureOf(const HeadModel& model, const Job& job, Instant now) {

@@ -21,6 +21,8 @@ std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant now);
 // The second is the number of bytes of the events' texts.
 std::pair<std::shared_ptr<const Document>, size_t> EventsAfter(const Job& job, uint64_t after);
 std::shared_ptr<const Document> FailureOf(const HeadModel& model, const Job& job, Instant now);
+// The same object as JSON in `status`.
+std::string GoodputText(const Job& job, Instant now);
 // nullopt: there is no such job, or it is not over.
 std::optional<WriteResult> ResultOf(const HeadModel& model, const JobId& id, Instant now);
 

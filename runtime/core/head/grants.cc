@@ -68,6 +68,16 @@ void KeepNotes(Job& job) {
   job.rank_notes.clear();
 }
 
+// Counted once a generation, so that nothing else has to look at all ranks.
+void CountPlaces(Job& job) {
+  const GenerationGrant& grant = *job.record.grant;
+  job.going_on = static_cast<int>(std::ranges::count_if(
+      grant.ranks, [](const RankPlace& place) { return place.process.generation.value != 0; }));
+  const int whole = job.RanksOf(grant);
+  job.coming_up = whole - grant.world_size;
+  if (job.demand.count_nodes) job.per_node = std::max(1, whole / std::max(1, job.SizeOf(grant)));
+}
+
 }  // namespace
 
 Grants::Grants(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults,
@@ -221,11 +231,10 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.links_at.reset();
   life_.KeepProgress(job);
   job.return_deadline.reset();
-  const bool go_on = std::ranges::any_of(
-      grant.ranks, [](const RankPlace& place) { return place.process.generation.value != 0; });
+  CountPlaces(job);
   const absl::Duration steps =
       job.steps_per_second > 0 ? absl::Seconds(5 / job.steps_per_second) : absl::ZeroDuration();
-  if (go_on) job.return_deadline = now + config_.return_timeout + steps;
+  if (job.going_on > 0) job.return_deadline = now + config_.return_timeout + steps;
   job.record.diverged = false;
   job.top_step.reset();
   job.low_step.reset();

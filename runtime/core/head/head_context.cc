@@ -33,10 +33,10 @@ void HeadContext::Send(const NodeId& node, SendKind kind, Message message) {
   out_.push_back(SendToNode{node, kind, std::move(message)});
 }
 
-void HeadContext::Emit(Job& job, const std::string& kind, std::string text) {
+void HeadContext::Emit(Job& job, const std::string& kind, std::string text, std::string goodput) {
   EmitEvent event{
       job.record.id,   job.record.run_dir, ++job.record.event_sequence, job.record.generation, kind,
-      std::move(text), Wall(step_at_)};
+      std::move(text), Wall(step_at_),     std::move(goodput)};
   job.events.push_back(std::make_shared<const EmitEvent>(event));
   news_.insert(job.record.id);
   if (static_cast<int>(job.events.size()) > config_.events_kept_max) job.events.pop_front();

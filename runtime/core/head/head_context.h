@@ -41,7 +41,7 @@ class HeadContext {
   void Say(const std::string& why);
   void Do(Effect effect) { out_.push_back(std::move(effect)); }
   void Send(const NodeId& node, SendKind kind, Message message);
-  void Emit(Job& job, const std::string& kind, std::string text);
+  void Emit(Job& job, const std::string& kind, std::string text, std::string goodput = "");
   void Answer(const std::string& route, const std::string& id, const absl::Status& status, std::string json);
   void Answer(const PeerMessage& event, const std::string& id, std::shared_ptr<const Document> document);
   void Audit(const PeerMessage& event, absl::string_view action, std::string target,

@@ -73,6 +73,11 @@ void HeadRecords::WriteDirtyJobs(Instant now) {
     job->record.run_time = job->RunTime(now);
     job->record.run_time_at = job->run_mark ? context_.Wall(now) : absl::InfinitePast();
     if (job->run_mark) job->run_mark = now;
+    // All that a step changes happens at one moment.
+    job->goodput.Advance(now);
+    job->goodput.SetPlaces(PlacesOf(*job));
+    job->record.goodput = job->goodput.record();
+    job->record.goodput.at = context_.Wall(now);
     WriteJob(*job);
   }
 }

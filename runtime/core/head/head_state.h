@@ -17,6 +17,7 @@
 //   faults.h              how a generation fails and what follows
 //   rank_news.h           what agents report about ranks
 //   progress.h            steps, speed, slow nodes
+//   goodput.h             where the rank-seconds of a job go
 //   stalls.h              jobs that stand still
 //   links.h               nodes that cannot reach each other
 //   leaves.h              jobs of which a machine leaves

@@ -21,6 +21,7 @@
 #include "job/spec/job_spec.h"
 #include "runtime/core/head/exchange.h"
 #include "runtime/core/head/gang.h"
+#include "runtime/core/head/goodput.h"
 #include "runtime/core/head/job_sizing.h"
 #include "runtime/core/values/effects.h"
 #include "runtime/core/values/job_state.h"
@@ -39,6 +40,7 @@ struct RankLive {
   std::optional<RankStatus> pace_from;  // at the beginning of the stretch that is measured
   std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
   bool busy_new = false;                // since nodes were compared
+  std::optional<Instant> measured_at;   // its newest report
 };
 
 // A process that comes up beside the generation (newcomers.h).
@@ -109,6 +111,10 @@ struct Job {
   // with each change, so that a round of n ranks costs n log n here and not n * n.
   std::map<int64_t, int> steps;
   int not_started = 0;
+  int going_on = 0;   // of its ranks, processes of the generation before
+  int coming_up = 0;  // ranks that are to join it
+  int per_node = 1;   // of a job that counts nodes
+  GoodputLedger goodput;
   std::optional<Exchange> exchange;
   std::optional<Instant> start_deadline;   // all ranks started
   std::optional<Instant> return_deadline;  // processes that go on in it have joined

@@ -34,6 +34,8 @@ Job& JobLife::AddJob(JobRecord record, spec::JobSpec spec, Instant now) {
   Job& job = model_.jobs[record.id];
   model_.live_jobs[record.number] = &job;
   job.record = std::move(record);
+  job.record.goodput.since = context_.Wall(now);
+  job.goodput = GoodputLedger(job.record.goodput, now);
   job.written.obsolete = recovery_.TakeSetAside(job.record.id);
   job.user_bytes = BytesOfUser(job.record.spec_text, job.record.env);
   TakeSpec(job, std::move(spec));
@@ -59,7 +61,8 @@ void JobLife::Move(Job& job, JobState state, std::string reason) {
     return;
   }
   job.record.reason = std::move(reason);
-  context_.Emit(job, "state", absl::StrCat(Name(state), ": ", job.record.reason));
+  context_.Emit(job, "state", absl::StrCat(Name(state), ": ", job.record.reason),
+                IsFinal(state) ? GoodputText(job, context_.step_at()) : "");
   context_.Say(absl::StrCat(job.record.id.value, " ", Name(state), ": ", job.record.reason));
 }
 
@@ -99,7 +102,9 @@ void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration 
   job.start_deadline.reset();
   job.return_deadline.reset();
   job.gone_deadline = now + grace + config_.gone_margin;
-  context_.Emit(job, "revoke", absl::StrCat("generation ", record.generation.value, " is over: ", reason));
+  job.goodput.EndGeneration();
+  context_.Emit(job, "revoke", absl::StrCat("generation ", record.generation.value, " is over: ", reason),
+                GoodputText(job, now));
   if (ending == Ending::kReform || ending == Ending::kReplace) {
     Move(job, JobState::kReconfiguring, std::move(reason));
   } else {

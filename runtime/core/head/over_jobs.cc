@@ -26,7 +26,7 @@ size_t BytesKept(const Job& job) {
   for (const RankExit& exit : record.exits)
     bytes += sizeof(RankExit) + exit.message.size() + exit.tail.size() + exit.storage.size();
   for (const std::shared_ptr<const EmitEvent>& event : job.events)
-    bytes += sizeof(EmitEvent) + event->run_dir.size() + event->text.size();
+    bytes += sizeof(EmitEvent) + event->run_dir.size() + event->text.size() + event->goodput.size();
   return bytes;
 }
 

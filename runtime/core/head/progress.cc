@@ -76,6 +76,9 @@ void Progress::UpdateProgress(Job& job, Instant now) {
   if (fell) job.rate_over.clear();
   MeasureRate(job, low, now);
   job.low_step = low;
+  job.goodput.Advance(now);
+  // A head that restarts knows by the record that the ranks step.
+  if (job.goodput.Step(low, job.record.generation, fell)) context_.Dirty(job);
   job.progress_at = now;
   job.rank_notes.erase(kProgressNote);
   if (job.stalled) {

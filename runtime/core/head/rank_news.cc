@@ -67,6 +67,7 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   if (status.rank >= static_cast<int>(job->ranks.size())) return newcomers_.OnStatus(*job, status, now);
   RankLive& rank = job->ranks[status.rank];
   if (status.step && status.step != rank.status.step) rank.stepped_at = now;
+  MeasureGoodput(*job, rank, status, now);
   job->SetStatus(rank, status);
   stalls_.CountIdle(*job, rank, now);
   const bool stayed = job->stays, stepped = job->low_step.has_value();

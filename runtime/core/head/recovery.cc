@@ -95,6 +95,7 @@ void Recovery::Adopt(Job& job, Instant now) {
     job.fault_times.push_back(now - context_.Since(fault.at, now));
   job.record.event_sequence += 1000;  // numbers that were given out but not yet stored are not used twice
   job.user_bytes = BytesOfUser(job.record.spec_text, job.record.env);
+  job.goodput = GoodputLedger(job.record.goodput, now);
   if (IsFinal(job.record.state)) return over_.CountOver(job);
   model_.live_jobs[job.record.number] = &job;
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(job.record.spec_text);
@@ -115,6 +116,7 @@ void Recovery::Adopt(Job& job, Instant now) {
     job.record.run_time += context_.Since(job.record.run_time_at, now);
     job.run_mark = now;
   }
+  ContinueGoodput(job, now);
   if (job.record.waits_for_storage && !job.record.faults.empty())
     faults_.WaitForStorage(job, StorageBackoff(job.record.faults.back().tries, context_.rng()), now);
   if (job.record.state == JobState::kRunning) {
@@ -130,6 +132,16 @@ void Recovery::Adopt(Job& job, Instant now) {
   context_.Emit(
       job, "note",
       absl::StrCat("the head restarted (epoch ", model_.cluster.epoch.value, "); ranks were not disturbed"));
+}
+
+// The time since the record was written went into what the record says.
+void Recovery::ContinueGoodput(Job& job, Instant now) {
+  GoodputRecord& stored = job.record.goodput;
+  if (stored.since == absl::InfinitePast())
+    stored.since = context_.Wall(now);  // an older head counted nothing
+  job.goodput = GoodputLedger(stored, now - context_.Since(stored.at, now));
+  job.goodput.SetPlaces(PlacesOf(job));
+  job.goodput.Advance(now);
 }
 
 // Nothing of what was set aside may lie beside the records of the job that is taken up in its stead.

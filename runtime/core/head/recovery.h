@@ -63,6 +63,7 @@ class Recovery {
   std::optional<Instant> NextDeadline() const;
 
  private:
+  void ContinueGoodput(Job& job, Instant now);
   bool Proven(const GrantSeal& seal) const;
   void AwaitWord(const Node& node, const GenerationDescribed& described);
   Job* TakeJob(const GenerationDescribed& described, Instant now);

@@ -155,6 +155,7 @@ struct EmitEvent {
   std::string kind;  // "state", "fault", "grant", "revoke", "checkpoint", "stall", "note", "warning"
   std::string text;
   absl::Time at = absl::InfinitePast();  // by the clock on the wall
+  std::string goodput;                   // a JSON object: the job's, at the end of a generation or of the job
   bool operator==(const EmitEvent&) const = default;
 };
 

@@ -95,6 +95,8 @@ struct RankStatus {
   std::string blocked_in;
   bool diverged = false;  // its newest loss is not a finite number, and `loss` is none
   bool stays = false;     // its program said that it can go on in another generation
+  // The time for which checkpoints held it up since it joined, by its own clock; none of an older library.
+  std::optional<double> stalled_seconds;
   bool operator==(const RankStatus&) const = default;
 };
 

@@ -11,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "runtime/core/values/goodput.h"
 #include "runtime/core/values/messages.h"
 
 namespace gtrain::core {
@@ -116,6 +117,7 @@ struct JobStatus {
   std::optional<double> last_loss;
   int size_wanted = 0;    // of ranks, or nodes where the job file counts these; 0: as many as it allows
   bool diverged = false;  // with last_loss: the loss said last was not a finite number
+  GoodputRecord goodput;
   bool operator==(const JobStatus&) const = default;
 };
 

@@ -123,9 +123,10 @@ WorkerStepResult WorkerCore::On(const WorkerNote& e, Instant) {
 }
 
 WorkerStepResult WorkerCore::On(const WorkerCollectives& e, Instant now) {
-  if (state_ == State::kOver || e.count <= collective_) return {{}, "no new collective"};
-  collective_ = e.count;
-  if (joined_at_) pace_ = RankPace{e.waited, now - *joined_at_};
+  const bool stalled = e.stalled > (pace_ ? pace_->stalled : absl::ZeroDuration());
+  if (state_ == State::kOver || (e.count <= collective_ && !stalled)) return {{}, "no new collective"};
+  collective_ = std::max(collective_, e.count);
+  if (joined_at_) pace_ = RankPace{e.waited, now - *joined_at_, e.stalled};
   if (!held_) held_.emplace();
   return ReportIfDue(now);
 }

@@ -74,10 +74,10 @@ struct WorkerNote {
   std::string text;
 };
 // Collectives begun by this rank in this generation, all communicators together, and the time in those that
-// had to wait for others.
+// had to wait for others. `stalled`: the time for which checkpoints held it up.
 struct WorkerCollectives {
   uint64_t count = 0;
-  absl::Duration waited;
+  absl::Duration waited, stalled;
 };
 struct WorkerTick {};
 
@@ -99,9 +99,10 @@ struct SendOverdue {
   uint64_t sequence = 0;
   bool operator==(const SendOverdue&) const = default;
 };
-// How much of its time a rank waits for others, which says who is slow (fault N6). Both since it joined.
+// How much of its time a rank waits for others, which says who is slow (fault N6), and for checkpoints. All
+// since it joined.
 struct RankPace {
-  absl::Duration waited, joined;
+  absl::Duration waited, joined, stalled;
   bool operator==(const RankPace&) const = default;
 };
 struct SendProgress {

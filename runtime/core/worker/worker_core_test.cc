@@ -101,6 +101,15 @@ TEST(WorkerCore, PaceIsOfTheMomentWhenCollectivesWereCounted_N6) {
   EXPECT_THAT(core.Step(WorkerTick{}, AtMs(110)).effects, ElementsAre(WorkerEffect(later)));
 }
 
+TEST(WorkerCore, AStallIsSaidWithoutACollective) {
+  WorkerCore core = Joined();
+  SendProgress said;
+  said.pace = RankPace{absl::ZeroDuration(), absl::Milliseconds(39), absl::Milliseconds(30)};
+  EXPECT_THAT(core.Step(WorkerCollectives{0, {}, absl::Milliseconds(30)}, AtMs(40)).effects,
+              ElementsAre(WorkerEffect(said)));
+  EXPECT_THAT(core.Step(WorkerCollectives{0, {}, absl::Milliseconds(30)}, AtMs(500)).effects, IsEmpty());
+}
+
 TEST(WorkerCore, ReportsAreMergedTenASecond) {
   WorkerCore core = Joined();
   EXPECT_THAT(core.Step(WorkerProgress{1, 0.5, 10}, AtMs(10)).effects,

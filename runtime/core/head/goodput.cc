@@ -1,0 +1,195 @@
+#include "runtime/core/head/goodput.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "runtime/core/head/job.h"
+
+namespace gtrain::core {
+namespace {
+
+constexpr int64_t kStepMax = 9'000'000'000'000'000;  // what a double holds exactly
+
+bool IsStep(const std::optional<int64_t>& step) { return step && *step >= 0 && *step <= kStepMax; }
+
+size_t IndexOf(TimeLabel label) { return static_cast<size_t>(label); }
+
+// Takes as much as there is.
+void TakeFrom(double& seconds, double& owed) {
+  const double taken = std::clamp(owed, 0.0, std::max(0.0, seconds));
+  seconds -= taken;
+  owed -= taken;
+}
+
+}  // namespace
+
+GoodputLedger::GoodputLedger(const GoodputRecord& stored, Instant from) : record_(stored), counted_to_(from) {
+  const GoodputRecord& r = record_;
+  if (!IsStep(r.first) || !IsStep(r.top) || !IsStep(r.at_step)) record_.stepped = {};
+  if (!IsStep(r.redone_to)) record_.redone_to.reset();
+}
+
+void GoodputLedger::Advance(Instant now) {
+  const Instant from = std::exchange(counted_to_, now).value_or(now);
+  const double seconds = std::max(0.0, absl::ToDoubleSeconds(now - from));
+  record_.open += seconds * places_.running;
+  for (size_t i = 0; i < kTimeLabels; ++i) record_.seconds[i] += seconds * places_.of[i];
+}
+
+void GoodputLedger::SetPlaces(const JobPlaces& places) {
+  places_ = places;
+  if (places.wanted > 0) record_.wanted = places.wanted;  // else the job is over
+}
+
+// Ranks report waits at other moments than steps, so what they waited may come after the step was counted.
+void GoodputLedger::Close(TimeLabel label) {
+  double owed = -std::min(0.0, record_.open);
+  Of(label) += std::max(0.0, std::exchange(record_.open, 0));
+  TakeFrom(Of(label), owed);
+  for (const TimeLabel other : {TimeLabel::kStep, TimeLabel::kRecomputed, TimeLabel::kLost})
+    TakeFrom(Of(other), owed);
+}
+
+bool GoodputLedger::Step(int64_t step, Generation generation, bool anew) {
+  if (!IsStep(step)) return false;
+  GoodputRecord& r = record_;
+  if (r.stepped != generation) {
+    if (r.stepped == Generation()) Of(TimeLabel::kStarting) += std::exchange(Of(TimeLabel::kUnreported), 0);
+    // Who goes on behind the step that was reported last had made more steps by then.
+    Close(r.top && step <= *r.top + 1 ? TimeLabel::kLost : TimeLabel::kStep);
+    if (!r.first) r.first = step;
+    r.redone_to = r.top;
+    r.redone += !r.repeats && r.top && step <= *r.top ? 1 : 0;
+    r.top = std::max(r.top.value_or(step), step);
+    r.at_step = step;
+    r.stepped = generation;
+    r.over = false;
+    stepped_at_ = counted_to_;
+    return true;
+  }
+  if (!stepped_at_) stepped_at_ = counted_to_;  // an earlier head saw the first
+  if (anew) {
+    r.repeats = true;
+    r.redone = 0;
+    Close(TimeLabel::kStep);
+    Of(TimeLabel::kStep) += std::exchange(Of(TimeLabel::kRecomputed), 0);
+  } else if (step > *r.at_step) {
+    const int64_t made = step - *r.at_step;
+    const int64_t redone =
+        r.redone_to && !r.repeats ? std::clamp<int64_t>(*r.redone_to - *r.at_step, 0, made) : 0;
+    const double share = r.open * static_cast<double>(redone) / static_cast<double>(made);
+    r.redone += redone;
+    Of(TimeLabel::kRecomputed) += std::max(0.0, share);
+    r.open -= std::max(0.0, share);
+    Close(redone < made ? TimeLabel::kStep : TimeLabel::kRecomputed);
+  }
+  r.top = std::max(r.top.value_or(step), step);
+  r.at_step = anew ? step : std::max(*r.at_step, step);
+  return false;
+}
+
+void GoodputLedger::Measured(std::optional<double> idle, std::optional<double> stall) {
+  record_.idle_said = record_.idle_said || idle;
+  record_.stall_said = record_.stall_said || stall;
+  Of(TimeLabel::kIdle) += idle.value_or(0);
+  Of(TimeLabel::kCheckpointStall) += stall.value_or(0);
+  record_.open -= idle.value_or(0) + stall.value_or(0);
+}
+
+GoodputTotals GoodputLedger::Totals(Instant now) const {
+  GoodputLedger copy = *this;
+  if (counted_to_) copy.Advance(now);
+  GoodputRecord& r = copy.record_;
+  const bool behind = r.redone_to && r.at_step && *r.at_step < *r.redone_to && !r.repeats;
+  copy.Close(r.over ? TimeLabel::kLost : behind ? TimeLabel::kRecomputed : TimeLabel::kStep);
+  GoodputTotals totals;
+  for (size_t i = 0; i < kTimeLabels; ++i) totals.seconds[i] = r.seconds[i];
+  const auto leave_out = [&](TimeLabel label, bool known) {
+    if (!known) totals.seconds[IndexOf(label)].reset();
+  };
+  const bool steps = r.stepped != Generation();
+  leave_out(TimeLabel::kStep, steps);
+  leave_out(TimeLabel::kLost, steps);
+  leave_out(TimeLabel::kRecomputed, steps && !r.repeats);
+  leave_out(TimeLabel::kIdle, r.idle_said);
+  leave_out(TimeLabel::kCheckpointStall, r.stall_said);
+  leave_out(TimeLabel::kUnreported, !steps || copy.Of(TimeLabel::kUnreported) > 0);
+  totals.all = std::accumulate(r.seconds.begin(), r.seconds.end(), 0.0);
+  if (steps && totals.all > 0) totals.goodput = copy.Of(TimeLabel::kStep) / totals.all;
+  totals.losses = r.losses;
+  totals.wanted = r.wanted;
+  totals.first = r.first;
+  totals.top = r.top;
+  if (steps && !r.repeats) {
+    totals.applied = *r.top - *r.first + 1;
+    totals.redone = r.redone;
+  }
+  return totals;
+}
+
+// ---------------------------------------------------------------- of a job
+
+JobPlaces PlacesOf(const Job& job) {
+  JobPlaces places;
+  const JobRecord& record = job.record;
+  if (IsFinal(record.state)) return places;
+  const plan::Demand& demand = job.demand;
+  places.wanted = demand.count_nodes ? demand.max * demand.ranks_per_node.value_or(job.per_node) : demand.max;
+  const int ranks = record.grant ? record.grant->world_size : 0;
+  const int all = std::max(ranks, places.wanted);
+  const bool live = job.Live();
+  if (record.ending == Ending::kCancel || record.ending == Ending::kFail) {
+    places[TimeLabel::kEnding] = all;
+  } else if (!live && record.waits_for_storage) {
+    places[TimeLabel::kStorage] = all;
+  } else if (!live && record.state != JobState::kReconfiguring) {
+    places[TimeLabel::kWaiting] = all;
+  } else if (!live) {
+    places[TimeLabel::kReforming] = ranks;
+    places[TimeLabel::kWaiting] = all - ranks;
+  } else {
+    const int ended = static_cast<int>(record.exits.size());
+    const int come = std::min(all - ranks, job.coming_up);
+    places[TimeLabel::kEnding] = ended;
+    places[TimeLabel::kStarting] = come;
+    places[TimeLabel::kWaiting] = all - ranks - come;
+    const Generation stepped = job.goodput.record().stepped;
+    if (stepped == record.generation) {
+      places.running = ranks - ended;
+    } else if (record.state == JobState::kRunning && stepped == Generation()) {
+      places[TimeLabel::kUnreported] = ranks - ended;
+    } else {
+      const int go_on = std::min(ranks - ended, job.going_on);
+      places[TimeLabel::kReforming] = go_on;
+      places[TimeLabel::kStarting] += ranks - ended - go_on;
+    }
+  }
+  return places;
+}
+
+// A rank counts from its beginning in the generation, and perhaps falsely: no more is taken than the time
+// that it ran since it last said what it measured, so that all ranks together never take more than is
+// counted. The time since it joined is that of the measurement: one that is equal comes again.
+void MeasureGoodput(Job& job, RankLive& rank, const RankStatus& status, Instant now) {
+  if (!status.joined_seconds || status.joined_seconds == rank.status.joined_seconds) return;
+  const std::optional<Instant> before = std::exchange(rank.measured_at, now);
+  const std::optional<Instant> began = job.goodput.stepped_at();
+  if (!before || !began || rank.exit >= 0 || !job.Live() ||
+      job.goodput.record().stepped != job.record.generation)
+    return;
+  double left = std::max(0.0, absl::ToDoubleSeconds(now - std::max(*before, *began)));
+  const auto grown = [&](const std::optional<double>& was, const std::optional<double>& is) {
+    std::optional<double> seconds;
+    if (!is) return seconds;
+    const double more = *is - was.value_or(0);
+    seconds = more > 0 ? std::min(more, left) : 0;  // what is no number is 0
+    left -= *seconds;
+    return seconds;
+  };
+  const std::optional<double> stall = grown(rank.status.stalled_seconds, status.stalled_seconds);
+  const std::optional<double> idle = grown(rank.status.waited_seconds, status.waited_seconds);
+  job.goodput.Measured(idle, stall);
+}
+
+}  // namespace gtrain::core
