@@ -90,6 +90,8 @@ class BenchSession final : public ckpt::FakeSession, public port::WriterHost {
   BenchSession(const ckpt::FakeJob& job, int rank, std::string writer)
       : FakeSession(job, rank), writer_(std::move(writer)) {}
 
+  port::WriterHost* writer_host() override { return this; }
+
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration,
                                                absl::FunctionRef<bool()>) override {
     if (writer_.empty()) return absl::FailedPreconditionError("this measurement writes by itself");

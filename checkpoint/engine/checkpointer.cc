@@ -94,7 +94,7 @@ class CheckpointerImpl final : public Checkpointer {
         comm_(std::move(comm)),
         open_store_(std::move(open_store)),
         agree_(comm_.get()),
-        host_(dynamic_cast<port::WriterHost*>(session)),
+        host_(session->writer_host()),
         state_(agree_.rank(), agree_.size()) {}
 
   ~CheckpointerImpl() override {

@@ -58,6 +58,7 @@ class HostedSession final : public FakeSession, public port::WriterHost {
     }
   };
   HostedSession(const FakeJob& job, int rank, Writers* writers) : FakeSession(job, rank), writers_(writers) {}
+  port::WriterHost* writer_host() override { return this; }
 
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration,
                                                absl::FunctionRef<bool()> wanted) override {

@@ -13,6 +13,10 @@
 
 namespace gtrain {
 
+namespace port {
+class WriterHost;
+}
+
 struct SessionOptions {
   // Entry barrier: all ranks of the generation joined. A process that was started beside a generation first
   // waits for its place, for as long as it is not needed; that does not count.
@@ -75,6 +79,10 @@ class Session {
   // not; starting again does not help.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options = {}) = 0;
+
+  // Where processes are started that save what this rank leaves behind (checkpoint/port/writer_host.h); null
+  // outside gtrain. It lives as long as this.
+  virtual port::WriterHost* writer_host() { return nullptr; }
 
   // Never blocks; the newest report wins.
   virtual void Report(const ProgressReport& report) = 0;

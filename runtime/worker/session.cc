@@ -18,7 +18,6 @@
 namespace gtrain::worker {
 namespace {
 
-// A WriterHost besides: checkpoint/engine asks for it.
 class ManagedSession final : public Session, public port::WriterHost {
  public:
   ManagedSession(RankEnvironment environment, bool stays)
@@ -36,6 +35,7 @@ class ManagedSession final : public Session, public port::WriterHost {
   int64_t global_batch() const override { return link_.membership()->environment().global_batch; }
   bool has_checkpoints() const override { return link_.membership()->environment().has_checkpoints; }
   const std::string& job() const override { return job_; }
+  port::WriterHost* writer_host() override { return this; }
 
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options) override {

@@ -407,7 +407,7 @@ TEST_F(SessionTest, AWriterComesFromTheKeeper) {
   FakeKeeper keeper(1);
   keeper.set_writers(true, true);
   Fork(keeper, 1, [](Session& s) {
-    auto* host = dynamic_cast<port::WriterHost*>(&s);
+    auto* host = s.writer_host();
     for (uint64_t bytes : {8192, 4096}) {
       auto link = host->StartWriter(bytes, kPatience, [] { return true; });
       struct stat info;
@@ -427,7 +427,7 @@ TEST_F(SessionTest, AWriterThatIsNotWantedAnyMoreIsNotWaitedFor) {
   keeper.set_writers(true, true);
   keeper.hold_writer();
   Fork(keeper, 1, [](Session& s) {
-    auto* host = dynamic_cast<port::WriterHost*>(&s);
+    auto* host = s.writer_host();
     int asked = 0;
     const auto none = host->StartWriter(4096, kPatience, [&] { return ++asked < 3; });
     if (!absl::IsCancelled(none.status()) || asked != 3) return false;
@@ -444,7 +444,7 @@ TEST_F(SessionTest, AKeeperWithoutWritersSaysWhy) {
   FakeKeeper keeper(1);
   keeper.set_writers(true, false);
   Fork(keeper, 1, [](Session& s) {
-    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience, [] { return true; });
+    const auto link = s.writer_host()->StartWriter(4096, kPatience, [] { return true; });
     return absl::IsFailedPrecondition(link.status()) &&
            absl::StrContains(link.status().message(), "no gtrain-writer");
   });
@@ -455,7 +455,7 @@ TEST_F(SessionTest, AKeeperWithoutWritersSaysWhy) {
 TEST_F(SessionTest, AnOlderKeeperIsNotAskedForAWriter_N13) {
   FakeKeeper keeper(1);
   Fork(keeper, 1, [](Session& s) {
-    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience, [] { return true; });
+    const auto link = s.writer_host()->StartWriter(4096, kPatience, [] { return true; });
     return absl::IsFailedPrecondition(link.status()) && absl::StrContains(link.status().message(), "older") &&
            s.Alive().ok();
   });
