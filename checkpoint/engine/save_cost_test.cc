@@ -1,5 +1,5 @@
 // Counts the requests that a save makes to an object store, on the server. Each takes a store about as long
-// to compute, so one request more is what every save of every job pays (bench/README.md).
+// to compute, so one request more is what every save of every job pays (docs/performance.md).
 #include <gtest/gtest.h>
 
 #include <iostream>

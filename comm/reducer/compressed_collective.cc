@@ -325,7 +325,7 @@ class Flat {
   // While the density of DGC's ranks falls, the mean of many has nearly every element. An owner whose density
   // fell with theirs would hold most of it back, and with it momenta that are old when they come. So the mean
   // goes back as int8 of all elements for so long, which is less than what the ranks send when it begins
-  // (bench/README.md has what that is worth on 64 ranks).
+  // (docs/performance.md has what that is worth on 64 ranks).
   bool Ramping() const { return steps_ < ramp_steps_; }
   Compressor& Owner() { return ramping_ != nullptr ? *ramping_ : *returning_; }
   const Compressor& Owner() const { return ramping_ != nullptr ? *ramping_ : *returning_; }

@@ -1,7 +1,7 @@
 """A real S3 server for tests: Ceph's gateway over one monitor and one object daemon that keeps objects in memory.
 
 All of it on loopback, in one folder, gone afterwards. About 15 s to start. Threads, index shards and log levels are those of a
-small machine: with the defaults a save costs it half as much again (bench/README.md).
+small machine: with the defaults a save costs it half as much again (docs/performance.md).
 """
 import os
 import select
