@@ -87,27 +87,29 @@ class ThreadSession final : public Session {
   // Joins the first generation after `after` that has this process.
   ThreadSession(ThreadJob* job, int process, size_t after)
       : job_(job), process_(process), place_(job->Join(process, after)) {}
-  int rank() const override { return place_.rank; }
-  int local_rank() const override { return place_.rank; }
-  int world_size() const override { return place_.size; }
-  uint64_t generation() const override { return place_.generation; }
-  uint64_t timeline() const override { return place_.generation; }
+  int rank() const override { return place().rank; }
+  int local_rank() const override { return place().rank; }
+  int world_size() const override { return place().size; }
+  uint64_t generation() const override { return place().generation; }
+  uint64_t timeline() const override { return place().generation; }
   bool managed() const override { return true; }
   const std::string& job() const override { return name_; }
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(const CommunicatorOptions& user) override {
+    const ThreadJob::Place now = place();
     comm::ExecOptions options;
     options.user = user;
-    options.owner = place_.bootstrap;
-    options.transport = [network = place_.network](const comm::Bootstrap&, uint64_t) {
+    options.owner = now.bootstrap;
+    options.transport = [network = now.network](const comm::Bootstrap&, uint64_t) {
       return network->MakeTransport();
     };
     GT_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made,
-                        comm::MakeCommunicator(place_.bootstrap.get(), options));
+                        comm::MakeCommunicator(now.bootstrap.get(), options));
     return std::make_unique<comm::WrappedCommunicator>(std::move(made), &hooks);
   }
   absl::Status Rejoin(const SessionOptions&) override {
-    ThreadJob::Place next = job_->Join(process_, place_.generation);
+    ThreadJob::Place next = job_->Join(process_, place().generation);
     if (next.generation == 0) return absl::UnavailableError("there is no generation for this process");
+    MutexLock lock(&mu_);
     place_ = std::move(next);
     return absl::OkStatus();
   }
@@ -115,17 +117,23 @@ class ThreadSession final : public Session {
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
   void ReportNote(absl::string_view, const std::string&) override {}
   void CountStall(absl::Duration) override {}
-  absl::Status Alive() const override { return place_.bootstrap->Alive(); }
+  absl::Status Alive() const override { return place().bootstrap->Alive(); }
   bool StopRequested() const override { return false; }
   std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
 
   comm::Hooks hooks;  // of all communicators
 
  private:
+  ThreadJob::Place place() const {
+    MutexLock lock(&mu_);
+    return place_;
+  }
+
   ThreadJob* const job_;
   const int process_;
   const std::string name_ = "threads";
-  ThreadJob::Place place_;
+  mutable Mutex mu_;
+  ThreadJob::Place place_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace gtrain::elastic
