@@ -553,6 +553,9 @@ class ElasticTest(unittest.TestCase):
             twice = gtrain.Elastic(session, samples=10, global_batch=5)
             twice.gradient(np.zeros(2, dtype=np.float32))
             for step in twice:
+                for wrong in (1, -1, 2**70):
+                    with self.assertRaisesRegex(gtrain.InvalidArgument, f"there is no gradient {wrong}: 1 are"):
+                        twice.ready(wrong)
                 twice.ready(0)
                 twice.ready(0)
                 with self.assertRaisesRegex(gtrain.InvalidArgument, "ready for the second time"):

@@ -19,6 +19,7 @@ struct Hooks {
   std::function<void(uint8_t* data, size_t bytes)> arrived;
   // Called before an all-reduce, and after one; their errors are its.
   std::function<absl::Status(size_t count, DType dtype)> before_all_reduce, after_all_reduce;
+  std::function<absl::Status(size_t count, DType dtype)> before_broadcast;
   std::optional<absl::Duration> timeout;  // what they say theirs is
 };
 
@@ -39,6 +40,9 @@ class WrappedCommunicator final : public Communicator {
     return status.ok() && hooks_->after_all_reduce ? hooks_->after_all_reduce(count, dtype) : status;
   }
   absl::Status Broadcast(void* data, size_t count, DType dtype, int root) override {
+    if (hooks_->before_broadcast) {
+      if (absl::Status status = hooks_->before_broadcast(count, dtype); !status.ok()) return status;
+    }
     return inner_->Broadcast(data, count, dtype, root);
   }
   absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) override {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/logging.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
@@ -20,6 +21,14 @@ namespace {
 constexpr size_t kPieceBytes = 4 << 20;
 constexpr char kCarriedNames[] = "reducer/*";  // other compression, or none, may have saved
 constexpr absl::Duration kLastSave = absl::Minutes(30);
+constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
+constexpr absl::Duration kLookAlive = absl::Milliseconds(100);
+
+// A directory that belongs to another job, or a program that is wrong, stays so.
+bool MayMend(const absl::Status& status) {
+  return !absl::IsFailedPrecondition(status) && !absl::IsInvalidArgument(status) &&
+         !absl::IsPermissionDenied(status) && !absl::IsUnimplemented(status);
+}
 
 }  // namespace
 
@@ -96,7 +105,10 @@ absl::Status ElasticRun::Settle() {
   } else if (agreement_.AnyNeeds()) {
     GT_RETURN_IF_ERROR(HandOver(agreement_.source));
   }
-  if (reducer_ != nullptr) GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
+  if (reducer_ != nullptr) {
+    GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
+    reducer_has_it_ = true;
+  }
   settled_ = true;
   SayWhere();
   return absl::OkStatus();
@@ -213,23 +225,52 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
   }
 }
 
-// No rank leaves before all have what they came for.
+// No rank leaves before all have what they came for. A storage that fails now would lose what is in memory:
+// it is tried again, by all ranks alike, for about half an hour or until the head ends them.
 absl::Status ElasticRun::SaveLast() {
   if (!std::exchange(said_end_, true)) SayWhere();
-  if (options_.checkpoints && !saved_last_) {
-    if (!checkpoints_.opening() && checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenCheckpoints());
-    if (checkpoints_.opening()) GT_RETURN_IF_ERROR(checkpoints_.Adopt());
-    Checkpointer& checkpointer = *checkpoints_.get();
-    FillBlock();
-    GT_ASSIGN_OR_RETURN(const bool began, checkpointer.Save(applied_));
-    GT_RETURN_IF_ERROR(checkpointer.Wait(kLastSave));
-    if (!began) {
-      GT_RETURN_IF_ERROR(checkpointer.Save(applied_).status());
-      GT_RETURN_IF_ERROR(checkpointer.Wait(kLastSave));
+  absl::Duration pause = options_.storage_retry;
+  for (int tries = 1; options_.checkpoints && !saved_last_; ++tries) {
+    const absl::Status saved = SaveNow();
+    if (Lost(saved)) return saved;
+    int64_t worst = saved.ok() ? 0 : MayMend(saved) ? 1 : 2;
+    GT_RETURN_IF_ERROR(comm_->AllReduce(&worst, 1, DType::kInt64, ReduceOp::kMax));
+    saved_last_ = worst == 0;
+    if (saved_last_) break;
+    checkpoints_.Leave();
+    if (worst == 2 || tries == kLastTries || !session_->managed()) {
+      if (!saved.ok()) return saved;
+      return ckpt::StorageError(absl::UnavailableError("another rank could not save the last step"));
     }
-    saved_last_ = true;
+    LogWarning("elastic: the last step is not saved yet and is tried again in ", absl::FormatDuration(pause),
+               ": ", saved.ok() ? "another rank could not" : saved.message());
+    GT_RETURN_IF_ERROR(Pause(pause));
+    pause = std::min(2 * pause, 16 * options_.storage_retry);
   }
   return comm_->Barrier();
+}
+
+absl::Status ElasticRun::SaveNow() {
+  if (!checkpoints_.opening() && checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenCheckpoints());
+  if (checkpoints_.opening()) GT_RETURN_IF_ERROR(checkpoints_.Adopt());
+  Checkpointer& checkpointer = *checkpoints_.get();
+  FillBlock();
+  GT_ASSIGN_OR_RETURN(const bool began, checkpointer.Save(applied_));
+  GT_RETURN_IF_ERROR(checkpointer.Wait(kLastSave));
+  if (began) return absl::OkStatus();
+  GT_RETURN_IF_ERROR(checkpointer.Save(applied_).status());
+  return checkpointer.Wait(kLastSave);
+}
+
+// Returns early, with why, when the generation is over.
+absl::Status ElasticRun::Pause(absl::Duration time) const {
+  const RealClock clock;
+  for (const Instant end = clock.Now() + time; clock.Now() < end;) {
+    GT_RETURN_IF_ERROR(session_->Alive());
+    Notification never;
+    never.WaitFor(std::min(end - clock.Now(), kLookAlive));
+  }
+  return absl::OkStatus();
 }
 
 int64_t ElasticRun::BatchSize() const {
@@ -359,7 +400,7 @@ absl::Status ElasticRun::OpenReducer() {
 
 // Whether the step counts whose gradients the old generation had reduced last is known now.
 void ElasticRun::LeaveReducer() {
-  if (reducer_ == nullptr) return;
+  if (!std::exchange(reducer_has_it_, false)) return reducer_.reset();  // it is in carried_ as before
   const bool rolls_forward = agreement_.parts[static_cast<size_t>(session_->rank())] == Part::kRollsForward;
   const bool applied = held_ <= applied_ || rolls_forward;
   const absl::Status given = reducer_->GiveHandover(applied, absl::MakeSpan(carried_));

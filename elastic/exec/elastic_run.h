@@ -121,6 +121,8 @@ class ElasticRun {
   void LeaveReducer();
   absl::StatusOr<bool> AfterLoss();
   absl::Status SaveLast();
+  absl::Status SaveNow();
+  absl::Status Pause(absl::Duration time) const;
   void SayWhere();
   void FillBlock();
   absl::Status ReadBlock();
@@ -139,6 +141,7 @@ class ElasticRun {
   bool reopens_ = false;              // rank 0 said so with the last step
   std::unique_ptr<Reducer> reducer_;  // of the generation, or of the one before; null: gradients are summed
   std::vector<float> carried_;        // what compression carries over, when no reducer does
+  bool reducer_has_it_ = false;       // what compression carries over is in reducer_
   absl::Status ready_error_;          // of Ready
   Agreement agreement_;
   bool settled_ = false;  // all ranks of the generation have the state

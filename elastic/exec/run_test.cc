@@ -21,8 +21,9 @@ constexpr size_t kCount = 20'000;  // enough to be compressed
 constexpr int64_t kBatch = 12;
 
 // kSummed: the gradients are reduced, and the losses are not. kUntold: they are, which this process does not
-// hear: the others apply the step.
-enum class At { kCompute, kReady, kSummed, kUntold, kReduced, kApplied };
+// hear: the others apply the step. kHandOver: after that step, when the next generation gives a newcomer the
+// state.
+enum class At { kCompute, kReady, kSummed, kUntold, kReduced, kApplied, kHandOver };
 constexpr At kEverywhere[] = {At::kCompute, At::kReady, At::kSummed, At::kUntold, At::kReduced, At::kApplied};
 
 // When what happens to which process.
@@ -53,6 +54,8 @@ class Job {
 
   // Called after each step by every process.
   std::function<void(int64_t step)> between = [](int64_t) {};
+  // Called by every process when it has made the last step.
+  std::function<void()> at_end = [] {};
 
   // The first generation has the first `ranks` of all processes.
   std::vector<Outcome> Run(int processes, int ranks) {
@@ -115,6 +118,11 @@ class Job {
     };
     session->hooks.before_all_reduce = lose(At::kSummed);
     session->hooks.after_all_reduce = lose(At::kUntold);
+    session->hooks.before_broadcast = [&](size_t, DType dtype) -> absl::Status {
+      const bool state = dtype == DType::kInt64;  // its first part
+      if (!state || Due(now, At::kHandOver, process) == nullptr) return absl::OkStatus();
+      return absl::UnavailableError("the test ends this generation");
+    };
     const absl::Status died = absl::CancelledError("the test ends this process");
     for (;;) {
       GT_ASSIGN_OR_RETURN(const StepPlace step, run.Begin());
@@ -137,6 +145,7 @@ class Job {
       outcome->trained[step.step] = step.samples;
       GT_RETURN_IF_ERROR(run.Applied());
       between(step.step);
+      if (step.step == steps_) at_end();
       if (const Turn* turn = Due(step.step, At::kApplied, process); turn != nullptr && turn->dies)
         return died;
     }
@@ -208,6 +217,16 @@ TEST_F(ElasticRunTest, WhatCompressionHoldsBackComesThroughAllGenerations) {
   }
 }
 
+// A generation may end before a reducer of its own has what the one before carried over.
+TEST_F(ElasticRunTest, WhatCompressionHoldsBackLivesThroughAGenerationThatNeverBegins) {
+  Compress("topk density=0.3 warmup=4");
+  Job job(36, 10,
+          {{6, At::kCompute, 1, {3, 0, 1, 2}, false},
+           {6, At::kHandOver, 0, {3, 2, 1, 0}, false},
+           {6, At::kHandOver, 2, {0, 3, 1, 2}, false}});
+  ExpectAllTrained(job.Run(4, 3), 36, 10, 1e-4);
+}
+
 // Its residual dies with a rank: what is missing is that of a few of its steps.
 TEST_F(ElasticRunTest, ALostRankCostsWhatItHeldBackAndNoMore) {
   Compress("topk density=0.3 warmup=0");
@@ -268,6 +287,39 @@ TEST_F(ElasticRunTest, AStorageThatFailsIsNoLossOfARank) {
   };
   ExpectAllTrained(job.Run(2, 2), 400, 10, 1e-4);
   EXPECT_FALSE(saved()->empty());
+  unsetenv("GTRAIN_CHECKPOINT_URI");
+}
+
+// The last step is in memory until it is saved.
+TEST_F(ElasticRunTest, AStorageThatFailsAtTheEndIsWaitedFor) {
+  const std::string folder = TestFolder(), owners = folder + "/owners";
+  setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
+  setenv("GTRAIN_CHECKPOINT_EVERY", "1000 steps", 1);
+  Job job(20, 10, {{2, At::kReduced, 1, {1, 0}, false}}, true);
+  std::once_flag breaks;
+  std::thread mender;
+  job.between = [&](int64_t step) {
+    if (step != 1) return;
+    std::call_once(breaks, [&] {
+      std::filesystem::rename(owners, folder + "/gone");
+      std::ofstream(owners) << "no folder";
+    });
+  };
+  std::atomic<int> ended{0};
+  job.at_end = [&] {
+    if (++ended == 1) {
+      mender = std::thread([&] {
+        Notification later;
+        later.WaitFor(absl::Milliseconds(30));  // some tries fail, or all come after: both end well
+        std::filesystem::remove(owners);
+        std::filesystem::rename(folder + "/gone", owners);
+      });
+    }
+  };
+  ExpectAllTrained(job.Run(2, 2), 20, 10, 1e-4);
+  mender.join();
+  EXPECT_EQ((*ckpt::OpenDirectoryStore(folder))->List("manifests/")->size(), 1);
+  unsetenv("GTRAIN_CHECKPOINT_EVERY");
   unsetenv("GTRAIN_CHECKPOINT_URI");
 }
 

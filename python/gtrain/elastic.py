@@ -32,6 +32,7 @@ class Elastic:
             raise InvalidArgument("the name of data has a NUL byte")
         self._handle = c_void_p()
         self._buffers = []  # keeps what is registered
+        self._gradients = 0
         options = _library.SamplesOptions(size=ctypes.sizeof(_library.SamplesOptions), name=str(name).encode(),
                                           in_order=int(not shuffle), drop_last=int(bool(drop_last)))
         for field, value in (("samples", samples), ("epochs", epochs), ("global_batch", global_batch), ("seed", seed)):
@@ -61,13 +62,17 @@ class Elastic:
         _library.call("gtrain_elastic_add_gradient_of_shape", self._handle, buffer.address, (c_int64 * len(shape))(*shape),
                       len(shape))
         self._buffers.append(buffer)
+        self._gradients += 1
         return data
 
     def ready(self, index):
         """Gradient `index`, in the order in which they were registered, is this rank's whole sum: with `comm.compression` in
-        the job file it leaves while others are computed. `apply` raises its errors, and takes those that nobody said to be
-        ready."""
-        _library.load().gtrain_elastic_ready(self._handle, operator.index(index))
+        the job file it leaves while others are computed. `apply` raises an error if it was ready before, and takes those that
+        nobody said to be ready."""
+        index = operator.index(index)
+        if not 0 <= index < self._gradients:
+            raise InvalidArgument(f"there is no gradient {index}: {self._gradients} are registered, from 0 on")
+        _library.load().gtrain_elastic_ready(self._handle, index)
 
     def __iter__(self):
         while True:
