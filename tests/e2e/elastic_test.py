@@ -1,4 +1,5 @@
 """`elastic: {mode: in-place}`: who survives keeps its process, whoever else dies."""
+import glob
 import os
 import random
 import signal
