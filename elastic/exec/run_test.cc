@@ -108,7 +108,7 @@ class Job {
     GT_RETURN_IF_ERROR(run.AddState("w", weights.data(), kCount, DType::kFloat32));
     GT_RETURN_IF_ERROR(run.AddGradient(odd.data(), kCount));
     GT_RETURN_IF_ERROR(run.AddGradient(even.data(), kCount));
-    int64_t now = 0;
+    std::atomic<int64_t> now{0};  // hooks are called by the thread that opens checkpoints, too
     const auto lose = [&](At at) {
       return [&, at](size_t count, DType dtype) -> absl::Status {
         const bool losses = dtype == DType::kFloat64 && count == 4;
