@@ -429,11 +429,19 @@ class ReducerImpl final : public Reducer {
     const auto most = std::max_element(how.begin(), how.end());
     if (*most == 0) return absl::OkStatus();
     const auto source = static_cast<int>(most - how.begin());
+    size_t size = 0;
+    for (const Bucket& bucket : buckets_) size += bucket.handed.shared();
+    std::vector<float> shared(size);
+    absl::Span<float> at = absl::MakeSpan(shared);
+    for (const Bucket& bucket : buckets_) {
+      CopyShared(bucket.taken, bucket.handed, at);
+      at.remove_prefix(bucket.handed.shared());
+    }
+    GT_RETURN_IF_ERROR(communicator_->Broadcast(shared.data(), shared.size(), DType::kFloat32, source));
+    at = absl::MakeSpan(shared);
     for (Bucket& bucket : buckets_) {
-      std::vector<float> shared(bucket.handed.shared());
-      CopyShared(bucket.taken, bucket.handed, absl::MakeSpan(shared));
-      GT_RETURN_IF_ERROR(communicator_->Broadcast(shared.data(), shared.size(), DType::kFloat32, source));
-      SetShared(shared, bucket.handed, absl::MakeSpan(bucket.taken));
+      SetShared(at, bucket.handed, absl::MakeSpan(bucket.taken));
+      at.remove_prefix(bucket.handed.shared());
     }
     const auto anew = std::count(how.begin(), how.end(), 0.0f);
     if (communicator_->rank() == 0) {

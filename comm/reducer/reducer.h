@@ -208,7 +208,7 @@ class Reducer {
   // a collective that runs. InvalidArgument: a block of another size.
   virtual absl::Status GiveHandover(bool applied, absl::Span<float> block) = 0;
   // Collective, before the first step. A small all-gather and, where any rank brings something, a
-  // broadcast a bucket. The lowest rank that has them decides on what is equal on all ranks. InvalidArgument:
+  // broadcast. The lowest rank that has them decides on what is equal on all ranks. InvalidArgument:
   // as above.
   virtual absl::Status TakeHandover(absl::Span<const float> block) = 0;
 };

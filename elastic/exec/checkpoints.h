@@ -5,7 +5,8 @@
 //   Set -> get() -> Leave
 //
 // One thread calls; Open and Leave never block, and another thread does the work in order. The destructor
-// waits for the storage's answers.
+// waits for the storage's answers. No wait here has a deadline of its own: the storage's calls and the
+// collectives of a checkpointer have theirs, and a generation that ends ends the collectives.
 #pragma once
 #include <memory>
 #include <utility>

@@ -45,6 +45,8 @@ class ThreadJob {
     return generations_.size();
   }
 
+  std::atomic<int> storage_errors{0};  // that processes have said
+
   // One process's place in one generation.
   struct Place {
     size_t generation = 0;  // the first is 1; 0: there is none for it
@@ -115,7 +117,9 @@ class ThreadSession final : public Session {
   }
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
-  void ReportNote(absl::string_view, const std::string&) override {}
+  void ReportNote(absl::string_view kind, const std::string& text) override {
+    if (kind == kNoteStorage && !text.empty()) ++job_->storage_errors;
+  }
   void CountStall(absl::Duration) override {}
   absl::Status Alive() const override { return place().bootstrap->Alive(); }
   bool StopRequested() const override { return false; }

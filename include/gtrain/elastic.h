@@ -120,7 +120,8 @@ class Elastic {
   ElasticGradients& ReduceTensors(const std::vector<std::vector<int64_t>>& shapes) {
     for (const std::vector<int64_t>& shape : shapes) {
       size_t count = 1;
-      for (const int64_t size : shape) count *= static_cast<size_t>(size);
+      // Train says what is wrong with a size below zero.
+      for (const int64_t size : shape) count *= size < 0 ? 0 : static_cast<size_t>(size);
       AddGradient(count, shape);
     }
     return gradients_;
