@@ -22,6 +22,7 @@ constexpr size_t kPieceBytes = 4 << 20;
 constexpr char kCarriedNames[] = "reducer/*";  // other compression, or none, may have saved
 constexpr absl::Duration kLastSave = absl::Minutes(30);
 constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
+constexpr absl::Duration kVerdict = absl::Minutes(1);  // above what a silent machine is given
 constexpr absl::Duration kLookAlive = absl::Milliseconds(100);
 
 // A directory that belongs to another job, or a program that is wrong, stays so.
@@ -38,15 +39,41 @@ ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
 ElasticRun::~ElasticRun() = default;
 
 absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t count, DType dtype) {
+  return Register({name,
+                   static_cast<char*>(data),
+                   count * DTypeSize(dtype),
+                   count,
+                   dtype,
+                   {static_cast<int64_t>(count)}});
+}
+
+absl::Status ElasticRun::AddSharded(const std::string& name, void* data, size_t count,
+                                    std::vector<int64_t> shape, Sharding sharding, DType dtype) {
+  GT_ASSIGN_OR_RETURN(const LocalBox part, LocalPart(*session_, shape, sharding));
+  int64_t elements = part.holds ? 1 : 0;
+  for (const int64_t size : part.shape) elements *= size;
+  if (static_cast<int64_t>(count) != elements)
+    return absl::InvalidArgumentError(
+        absl::StrCat("this rank's part of ", name, " has ", elements, " elements, not ", count));
+  return Register({name, static_cast<char*>(data), count * DTypeSize(dtype), count, dtype, std::move(shape),
+                   std::move(sharding), /*sharded=*/true});
+}
+
+absl::Status ElasticRun::Register(State state) {
   if (applied_ >= 0 || Armed())
     return absl::FailedPreconditionError("state is registered before the first step");
-  if (name.empty()) return absl::InvalidArgumentError("a state needs a name");
-  for (const State& state : states_) {
-    if (state.name == name)
-      return absl::InvalidArgumentError(absl::StrCat("there is a state named ", name, " already"));
+  if (state.name.empty()) return absl::InvalidArgumentError("a state needs a name");
+  for (const State& other : states_) {
+    if (other.name == state.name)
+      return absl::InvalidArgumentError(absl::StrCat("there is a state named ", state.name, " already"));
   }
-  states_.push_back({name, static_cast<char*>(data), count * DTypeSize(dtype), count, dtype});
+  states_.push_back(std::move(state));
   return absl::OkStatus();
+}
+
+absl::StatusOr<LocalBox> ElasticRun::LocalPart(const Session& session, const std::vector<int64_t>& shape,
+                                               const Sharding& cut) {
+  return LocalPartOf(session.mesh(), session.rank(), shape, cut);
 }
 
 absl::Status ElasticRun::AddGradient(float* data, size_t count, std::vector<int64_t> shape) {
@@ -68,6 +95,8 @@ bool ElasticRun::Lost(const absl::Status& status) const {
 absl::Status ElasticRun::Form() {
   for (bool first = !Armed() && reforms_ == 0 && applied_ < 0;; first = false) {
     checkpoints_.Leave();
+    axes_.clear();
+    copies_.reset();
     comm_.reset();
     settled_ = saved_last_ = all_opened_ = reopens_ = false;
     openings_failed_ = 0;
@@ -83,18 +112,72 @@ absl::Status ElasticRun::Form() {
 }
 
 absl::Status ElasticRun::Meet() {
+  GT_RETURN_IF_ERROR(CheckPlace());
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
   const std::array<int64_t, 4> mine = {applied_, held_, stop_ ? 1 : 0, as_made_ ? 1 : 0};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
+  const std::vector<MeshAxis> mesh = session_->mesh();
   std::vector<MemberState> members;
+  std::vector<int> cells;
   for (size_t i = 0; i < all.size(); i += mine.size()) {
     members.push_back({all[i], all[i + 1], all[i + 3] != 0});
+    cells.push_back(PlaceIn(mesh, static_cast<int>(cells.size())).cell);
     stop_ = stop_ || all[i + 2] != 0;
   }
-  agreement_ = Agree(members);
+  agreement_ = Agree(members, cells, place_.cells);
+  return ConnectAxes();
+}
+
+// The memory of this process has one part of the model and no other.
+absl::Status ElasticRun::CheckPlace() {
+  const MeshPlace place = PlaceIn(session_->mesh(), session_->rank());
+  if (placed_ && (place.cell != place_.cell || place.cells != place_.cells)) {
+    lost_ = true;
+    return absl::UnavailableError(absl::StrCat("this process holds part ", place_.cell, " of ", place_.cells,
+                                               " of the model, and is to be rank ", session_->rank(),
+                                               ", which has part ", place.cell, " of ", place.cells));
+  }
+  place_ = place;
+  placed_ = true;
   return absl::OkStatus();
+}
+
+// A part of the model for each of several ranks: they meet with their copies, and along the other axes.
+absl::Status ElasticRun::ConnectAxes() {
+  if (place_.cells == 1) return absl::OkStatus();
+  const std::vector<MeshAxis> mesh = session_->mesh();
+  for (const MeshAxis& axis : mesh) {
+    if (axis.size == 1 && axis.name != "dp") continue;
+    GT_ASSIGN_OR_RETURN(axes_[axis.name],
+                        comm_->Split(GroupAlong(mesh, comm_->rank(), axis.name), comm_->rank()));
+  }
+  std::shared_ptr<Communicator>& copies = axes_["dp"];
+  if (copies == nullptr) {
+    GT_ASSIGN_OR_RETURN(copies, comm_->Split(comm_->rank(), 0));
+  }
+  copies_ = copies;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> ElasticRun::Along(const std::string& axis) {
+  if (phase_ != Phase::kComputing)
+    return absl::FailedPreconditionError(
+        "ranks along an axis meet while a step is computed: behind its begin");
+  GT_RETURN_IF_ERROR(CheckAxis(axis));
+  std::shared_ptr<Communicator>& comm = axes_[axis];
+  if (comm == nullptr) {
+    GT_ASSIGN_OR_RETURN(comm, comm_->Split(GroupAlong(session_->mesh(), comm_->rank(), axis), comm_->rank()));
+  }
+  return comm;
+}
+
+bool ElasticRun::AwaitLoss() {
+  if (phase_ != Phase::kComputing || !session_->managed() || Pause(kVerdict).ok()) return false;
+  phase_ = Phase::kIdle;
+  comm_.reset();
+  return true;
 }
 
 // Gives everybody the newest step. Before the first byte of a copy lands here, this rank has no state.
@@ -103,7 +186,7 @@ absl::Status ElasticRun::Settle() {
   if (agreement_.step < 0) {
     GT_RETURN_IF_ERROR(StartFresh());
   } else if (agreement_.AnyNeeds()) {
-    GT_RETURN_IF_ERROR(HandOver(agreement_.source));
+    GT_RETURN_IF_ERROR(HandOver());
   }
   if (reducer_ != nullptr) {
     GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
@@ -114,8 +197,10 @@ absl::Status ElasticRun::Settle() {
   return absl::OkStatus();
 }
 
-// Nobody has a state: that of the newest checkpoint, or else as the program made it.
+// Nobody has a state, or not all parts of it are left: that of the newest checkpoint, or else as the program
+// made it.
 absl::Status ElasticRun::StartFresh() {
+  applied_ = held_ = -1;
   cursor_ = {};
   std::fill(carried_.begin(), carried_.end(), 0.0F);
   if (options_.checkpoints) {
@@ -131,33 +216,45 @@ absl::Status ElasticRun::StartFresh() {
       return absl::OkStatus();
     }
   }
-  if (agreement_.source < 0) {
+  if (agreement_.source() < 0) {
     lost_ = true;
     return absl::UnavailableError(
-        "all ranks that had the state are lost, half a copy of it is of no use, and there is no checkpoint: "
-        "training begins anew. A `checkpoint:` in the job file keeps it");
+        absl::StrCat("all ranks that had ", place_.cells == 1 ? "the state" : "a part of the model",
+                     " are lost, half a copy of it is of no use, and there is no checkpoint: "
+                     "training begins anew. A `checkpoint:` in the job file keeps it"));
   }
-  if (session_->rank() == agreement_.source) applied_ = 0;
-  return HandOver(agreement_.source);
+  return HandOverFresh();
 }
 
-absl::Status ElasticRun::HandOver(int source) {
-  const bool takes = session_->rank() != source && (agreement_.step < 0 || applied_ != agreement_.step);
+// What is replicated comes from one rank, so that it is equal in all parts of the model; each part from the
+// lowest rank that holds it.
+absl::Status ElasticRun::HandOverFresh() {
+  const int all = agreement_.source(), of_cell = agreement_.sources[static_cast<size_t>(place_.cell)];
+  const bool is_all = session_->rank() == all, is_of_cell = session_->rank() == of_cell;
+  if (!is_all) as_made_ = false;
+  FillBlock();
+  GT_RETURN_IF_ERROR(comm_->Broadcast(block_.data(), block_.size(), DType::kInt64, all));
+  GT_RETURN_IF_ERROR(BroadcastState(*comm_, all, !is_all, /*sharded=*/false, /*replicated=*/true));
+  GT_RETURN_IF_ERROR(BroadcastState(copies(), PlaceIn(session_->mesh(), of_cell).copy, !is_of_cell,
+                                    /*sharded=*/true, /*replicated=*/false));
+  GT_RETURN_IF_ERROR(CheckCopies());
+  GT_RETURN_IF_ERROR(ReadBlock());
+  applied_ = cursor_.step;
+  return absl::OkStatus();
+}
+
+// Who needs the state has it from a copy of its part of the model.
+absl::Status ElasticRun::HandOver() {
+  const int source = agreement_.sources[static_cast<size_t>(place_.cell)];
+  const bool takes = applied_ != agreement_.step;
   if (takes) {
     applied_ = -1;
     as_made_ = false;
   }
   FillBlock();
-  GT_RETURN_IF_ERROR(comm_->Broadcast(block_.data(), block_.size(), DType::kInt64, source));
-  // Whose state stands lets the pieces pass by: a copy that breaks off must not harm it.
-  const bool passes_by = !takes && session_->rank() != source;
-  std::vector<char> aside(passes_by ? kPieceBytes : 0);
-  for (const State& state : states_) {
-    for (size_t at = 0; at < state.bytes; at += kPieceBytes) {
-      GT_RETURN_IF_ERROR(comm_->Broadcast(passes_by ? aside.data() : state.data + at,
-                                          std::min(kPieceBytes, state.bytes - at), DType::kUint8, source));
-    }
-  }
+  const int copy = PlaceIn(session_->mesh(), source).copy;
+  GT_RETURN_IF_ERROR(copies().Broadcast(block_.data(), block_.size(), DType::kInt64, copy));
+  GT_RETURN_IF_ERROR(BroadcastState(copies(), copy, takes, /*sharded=*/true, /*replicated=*/true));
   GT_RETURN_IF_ERROR(CheckCopies());
   if (!takes) return absl::OkStatus();
   GT_RETURN_IF_ERROR(ReadBlock());
@@ -165,19 +262,44 @@ absl::Status ElasticRun::HandOver(int source) {
   return absl::OkStatus();
 }
 
+absl::Status ElasticRun::BroadcastState(Communicator& comm, int source, bool takes, bool sharded,
+                                        bool replicated) {
+  // Whose state stands lets the pieces pass by: a copy that breaks off must not harm it.
+  const bool passes_by = !takes && comm.rank() != source;
+  std::vector<char> aside(passes_by ? kPieceBytes : 0);
+  for (const State& state : states_) {
+    if (state.sharded ? !sharded : !replicated) continue;
+    for (size_t at = 0; at < state.bytes; at += kPieceBytes) {
+      GT_RETURN_IF_ERROR(comm.Broadcast(passes_by ? aside.data() : state.data + at,
+                                        std::min(kPieceBytes, state.bytes - at), DType::kUint8, source));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Every rank hashes what it has: a difference is not a copy that went wrong alone, but also state that was
 // not equal on all ranks.
 absl::Status ElasticRun::CheckCopies() {
+  GT_RETURN_IF_ERROR(CompareHash(*comm_, /*sharded=*/false));
+  return place_.cells == 1 ? absl::OkStatus() : CompareHash(copies(), /*sharded=*/true);
+}
+
+absl::Status ElasticRun::CompareHash(Communicator& comm, bool sharded) {
   ckpt::Xxh3 hash;
-  for (const State& state : states_) hash.Add({state.data, state.bytes});
+  for (const State& state : states_) {
+    if (state.sharded == sharded || place_.cells == 1) hash.Add({state.data, state.bytes});
+  }
   const ckpt::HashBytes mine = hash.Bytes();
-  std::vector<uint8_t> all(mine.size() * static_cast<size_t>(comm_->size()));
-  GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kUint8));
-  for (int rank = 0; rank < comm_->size(); ++rank) {
+  std::vector<uint8_t> all(mine.size() * static_cast<size_t>(comm.size()));
+  GT_RETURN_IF_ERROR(comm.AllGather(mine.data(), all.data(), mine.size(), DType::kUint8));
+  for (int rank = 0; rank < comm.size(); ++rank) {
     if (std::memcmp(all.data() + static_cast<size_t>(rank) * mine.size(), all.data(), mine.size()) == 0)
       continue;
+    const std::string of_part =
+        sharded ? absl::StrCat("copy ", rank, " of part ", place_.cell) : absl::StrCat("rank ", rank);
     return absl::FailedPreconditionError(
-        absl::StrCat("the state of rank ", rank, " is not that of rank 0 after step ", cursor_.step,
+        absl::StrCat("the state of ", of_part, " is not that of ", sharded ? "copy 0" : "rank 0",
+                     " after step ", cursor_.step,
                      ": something but the update of a step has changed it, or the update is not the same on "
                      "all ranks"));
   }
@@ -205,8 +327,8 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         place.step = applied_ + 1;
         place.epoch = at.epoch;
         place.batch = batch.size();
-        place.samples = sharding::SamplesOf(
-            options_.samples, sharding::ShareOf(batch, session_->rank(), session_->world_size()));
+        place.samples =
+            sharding::SamplesOf(options_.samples, sharding::ShareOf(batch, place_.share, place_.shares));
         for (Gradient& gradient : gradients_) {
           std::fill_n(gradient.data, gradient.count, 0.0F);
           gradient.ready = false;
@@ -291,7 +413,7 @@ void ElasticRun::Ready(size_t index) {
   Gradient& gradient = gradients_[index];
   gradient.ready = true;
   if (reducer_ == nullptr) return;
-  const float scale = static_cast<float>(comm_->size()) / static_cast<float>(BatchSize());
+  const float scale = static_cast<float>(copies().size()) / static_cast<float>(BatchSize());
   std::transform(gradient.data, gradient.data + gradient.count, reducer_->gradient(index).begin(),
                  [scale](float value) { return value * scale; });
   ready_error_.Update(reducer_->Ready(index));
@@ -313,7 +435,7 @@ absl::Status ElasticRun::ReduceCompressed() {
 absl::Status ElasticRun::ReduceDense() {
   GT_RETURN_IF_ERROR(ready_error_);
   for (const Gradient& gradient : gradients_)
-    GT_RETURN_IF_ERROR(comm_->AllReduce(gradient.data, gradient.count, DType::kFloat32, ReduceOp::kSum));
+    GT_RETURN_IF_ERROR(copies().AllReduce(gradient.data, gradient.count, DType::kFloat32, ReduceOp::kSum));
   const float scale = static_cast<float>(1 / static_cast<double>(BatchSize()));
   for (const Gradient& gradient : gradients_) {
     for (size_t i = 0; i < gradient.count; ++i) gradient.data[i] *= scale;
@@ -328,8 +450,8 @@ absl::Status ElasticRun::ReduceGradients() {
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
   const bool reopens = session_->rank() == 0 && reopen_at_ && RealClock().Now() >= *reopen_at_;
-  std::array<double, 4> sums = {loss_, session_->StopRequested() ? 1.0 : 0.0, opens ? 1.0 : 0.0,
-                                reopens ? 1.0 : 0.0};
+  std::array<double, 4> sums = {place_.speaks ? loss_ : 0.0, session_->StopRequested() ? 1.0 : 0.0,
+                                opens ? 1.0 : 0.0, reopens ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
   loss_ = sums[0] / batch;
   has_loss_ = true;
@@ -371,11 +493,12 @@ absl::Status ElasticRun::Applied() {
   phase_ = Phase::kIdle;
   const int64_t samples =
       sharding::ShareOf(sharding::BatchAt(options_.samples, sharding::NextBatch(options_.samples, cursor_)),
-                        session_->rank(), session_->world_size())
+                        place_.share, place_.shares)
           .size();
   cursor_ = sharding::Advance(options_.samples, cursor_);
   ++applied_;
-  ProgressReport report{.step = applied_, .samples = samples};
+  as_made_ = false;
+  ProgressReport report{.step = applied_, .samples = place_.speaks ? samples : 0};
   if (std::exchange(has_loss_, false)) report.loss = loss_;
   session_->Report(report);
   const absl::Status saved = SaveIfDue();
@@ -393,7 +516,7 @@ absl::Status ElasticRun::OpenReducer() {
   std::vector<GradientSpec> specs;
   for (size_t i = 0; i < gradients_.size(); ++i)
     specs.push_back({absl::StrCat("gradient ", i), gradients_[i].count, gradients_[i].shape});
-  GT_ASSIGN_OR_RETURN(reducer_, Reducer::Create(comm_.get(), specs, options_.reducer));
+  GT_ASSIGN_OR_RETURN(reducer_, Reducer::Create(&copies(), specs, options_.reducer));
   carried_.resize(reducer_->HandoverCount());
   return absl::OkStatus();
 }
@@ -465,13 +588,18 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made,
                       Checkpointer::Make(session_.get(), std::move(comm), options));
   for (const State& state : states_) {
-    GT_RETURN_IF_ERROR(made->AddReplicated(state.name, {state.data, state.bytes},
-                                           {static_cast<int64_t>(state.count)}, state.dtype));
+    Sharding sharding = state.sharding;
+    GT_ASSIGN_OR_RETURN(sharding.mesh, MeshWith(session_->mesh(), sharding));
+    GT_RETURN_IF_ERROR(
+        state.sharded
+            ? made->AddSharded(state.name, {state.data, state.bytes}, state.shape, sharding, state.dtype)
+            : made->AddReplicated(state.name, {state.data, state.bytes}, state.shape, state.dtype));
   }
   GT_RETURN_IF_ERROR(made->AddReplicated(absl::StrCat("gtrain/samples/", options_.name),
                                          {block_.data(), block_.size() * sizeof(int64_t)},
                                          {static_cast<int64_t>(block_.size())}, DType::kInt64));
-  if (!carried_.empty()) {
+  // Parts of a model have gradients of their own, and a checkpoint one block for all ranks.
+  if (!carried_.empty() && place_.cells == 1) {
     GT_RETURN_IF_ERROR(
         made->AddPerRank(reducer_->HandoverName(), {carried_.data(), carried_.size() * sizeof(float)}));
   }
@@ -491,7 +619,7 @@ absl::Status ElasticRun::ReadBlock() {
 void ElasticRun::SayWhere() {
   if (session_->rank() != 0) return;
   session_->ReportNote(kNoteSamples, sharding::PrintSampleRecord({options_.name, options_.samples, cursor_,
-                                                                  session_->world_size(), /*saved=*/true}));
+                                                                  place_.shares, /*saved=*/true}));
 }
 
 }  // namespace gtrain::elastic

@@ -21,6 +21,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,8 @@
 #include "comm/reducer/reducer.h"
 #include "elastic/exec/checkpoints.h"
 #include "elastic/plan/agree.h"
+#include "elastic/plan/mesh_place.h"
+#include "gtrain/sharding.h"
 #include "gtrain/types.h"
 #include "runtime/port/session.h"
 #include "sharding/ledger/ledger.h"
@@ -68,8 +71,24 @@ class ElasticRun {
   // State that is equal on all ranks, and gradients. Both are registered before the first Begin, by all ranks
   // alike; the memory stays the caller's and must outlive this. Only the update changes state.
   absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype);
-  // `shape`, whose product is `count`, matters to PowerSGD alone; empty: a vector.
+  // State of which this rank has its LocalPart, `count` elements, of a tensor of `shape`. The copies along dp
+  // are equal.
+  absl::Status AddSharded(const std::string& name, void* data, size_t count, std::vector<int64_t> shape,
+                          Sharding cut, DType dtype);
+  // The part of a tensor that this process has as long as it lives. `cut` has no mesh: it is the job's, with
+  // axes of size 1 for those that it has not. InvalidArgument: the cut names an axis that is none, or dp,
+  // whose ranks have copies.
+  static absl::StatusOr<LocalBox> LocalPart(const Session& session, const std::vector<int64_t>& shape,
+                                            const Sharding& cut);
   absl::Status AddGradient(float* data, size_t count, std::vector<int64_t> shape = {});
+
+  // The ranks that differ from this one along an axis of the mesh alone, in the order of their coordinates,
+  // in this generation: for collectives of the computation, from a Begin to its Reduce. The first call for an
+  // axis of size 1 is collective. After an error of it AwaitLoss says what to do.
+  absl::StatusOr<std::shared_ptr<Communicator>> Along(const std::string& axis);
+  // The computation of a step ended in Unavailable: waits until the generation is over. True: the step is
+  // over, go on with Begin. False: it was no rank's loss, within a minute at least.
+  bool AwaitLoss();
 
   // Sets the gradients to zero where there is something to compute. Unavailable: there is no other generation
   // for this process: exit 75. FailedPrecondition: the last step was not reduced or not applied. Other errors
@@ -93,6 +112,9 @@ class ElasticRun {
     size_t bytes = 0;
     size_t count = 0;
     DType dtype = DType::kFloat32;
+    std::vector<int64_t> shape = {};  // of the whole
+    Sharding sharding = {};           // without its mesh
+    bool sharded = false;
   };
   struct Gradient {
     float* data = nullptr;
@@ -105,9 +127,16 @@ class ElasticRun {
   bool Armed() const { return comm_ != nullptr; }
   absl::Status Form();
   absl::Status Meet();
+  absl::Status CheckPlace();
+  absl::Status ConnectAxes();
+  absl::Status Register(State state);
+  Communicator& copies() const { return copies_ != nullptr ? *copies_ : *comm_; }
+  absl::Status BroadcastState(Communicator& comm, int source, bool takes, bool sharded, bool replicated);
+  absl::Status CompareHash(Communicator& comm, bool sharded);
   absl::Status Settle();
   absl::Status StartFresh();
-  absl::Status HandOver(int source);
+  absl::Status HandOverFresh();
+  absl::Status HandOver();
   absl::Status CheckCopies();
   absl::Status OpenCheckpoints();
   absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer();
@@ -133,7 +162,11 @@ class ElasticRun {
   std::vector<State> states_;
   std::vector<Gradient> gradients_;
 
-  std::unique_ptr<Communicator> comm_;  // of the generation; null: it is over, or there was none yet
+  std::unique_ptr<Communicator> comm_;    // of the generation; null: it is over, or there was none yet
+  MeshPlace place_;                       // in it; `cell` is this process's as long as it lives
+  bool placed_ = false;                   // it has one
+  std::shared_ptr<Communicator> copies_;  // that hold the same part of the model; null: all ranks do
+  std::map<std::string, std::shared_ptr<Communicator>> axes_;
   Checkpoints checkpoints_;
   bool all_opened_ = false;           // every rank said with the last step that its checkpointer is open
   int openings_failed_ = 0;           // in a row, because of the storage; equal on all ranks

@@ -46,6 +46,7 @@ class ThreadJob {
   }
 
   std::atomic<int> storage_errors{0};  // that processes have said
+  std::vector<MeshAxis> mesh;          // dp first, of any size; empty: the job has none. Set before all else
 
   // One process's place in one generation.
   struct Place {
@@ -95,6 +96,13 @@ class ThreadSession final : public Session {
   uint64_t generation() const override { return place().generation; }
   uint64_t timeline() const override { return place().generation; }
   bool managed() const override { return true; }
+  std::vector<MeshAxis> mesh() const override {
+    std::vector<MeshAxis> mesh = job_->mesh;
+    if (mesh.empty()) return Session::mesh();
+    mesh[0].size = world_size();
+    for (size_t i = 1; i < mesh.size(); ++i) mesh[0].size /= mesh[i].size;
+    return mesh;
+  }
   const std::string& job() const override { return name_; }
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(const CommunicatorOptions& user) override {
     const ThreadJob::Place now = place();

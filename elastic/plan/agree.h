@@ -27,16 +27,20 @@ enum class Part {
 };
 
 struct Agreement {
-  int64_t step = -1;  // the newest that anybody applied; -1: nobody has a state
-  // The lowest rank that has it. Where nobody has a state: the lowest whose memory is as the program made it;
-  // -1: there is none, and what the run began with is lost.
-  int source = -1;
+  // The newest that anybody applied; -1: nobody has a state, or a part of it is lost with all that had it.
+  int64_t step = -1;
+  // Index = cell, the part of the model (elastic/plan/mesh_place.h). The lowest rank that has `step`, or else
+  // that rolls forward to it. With `step` -1 the lowest whose memory is as the program made it; -1: there is
+  // none, and what the run began with is lost.
+  std::vector<int> sources;
   std::vector<Part> parts;  // index = rank
   bool AnyNeeds() const;
+  // The lowest of the sources; -1: a cell has none.
+  int source() const;
 };
 
-// `members`: index = rank. Gradients of a later step than `step` are worth nothing in another generation:
-// nobody applied them, and the step is computed again. O(ranks).
-Agreement Agree(absl::Span<const MemberState> members);
+// `members` and `cells` (each of 0 to `count` - 1): index = rank. Gradients of a later step than `step` are
+// worth nothing in another generation: nobody applied them, and the step is computed again. O(ranks).
+Agreement Agree(absl::Span<const MemberState> members, absl::Span<const int> cells, int count);
 
 }  // namespace gtrain::elastic

@@ -11,30 +11,35 @@ namespace {
 
 using ::testing::ElementsAre;
 
+// All hold the same.
+Agreement AgreeAlike(const std::vector<MemberState>& members) {
+  return Agree(members, std::vector<int>(members.size()), 1);
+}
+
 TEST(Agree, NobodyHasAState) {
-  const Agreement fresh = Agree({{-1, -1}, {-1, -1}});
+  const Agreement fresh = AgreeAlike({{-1, -1}, {-1, -1}});
   EXPECT_EQ(fresh.step, -1);
-  EXPECT_EQ(fresh.source, 0);
+  EXPECT_EQ(fresh.source(), 0);
   EXPECT_TRUE(fresh.AnyNeeds());
 }
 
 // Half a copy of a state that died with its owners is nothing to begin with.
 TEST(Agree, ARunBeginsWithMemoryThatNoCopyHasTouched) {
-  EXPECT_EQ(Agree({{-1, -1, false}, {-1, -1, true}}).source, 1);
-  EXPECT_EQ(Agree({{-1, -1, false}, {-1, -1, false}}).source, -1);
-  EXPECT_EQ(Agree({{-1, -1, true}, {4, -1, false}}).source, 1);
+  EXPECT_EQ(AgreeAlike({{-1, -1, false}, {-1, -1, true}}).source(), 1);
+  EXPECT_EQ(AgreeAlike({{-1, -1, false}, {-1, -1, false}}).source(), -1);
+  EXPECT_EQ(AgreeAlike({{-1, -1, true}, {4, -1, false}}).source(), 1);
 }
 
 TEST(Agree, WhoHoldsTheNewestStepRollsForward) {
-  const Agreement agreement = Agree({{6, 7}, {7, 7}, {-1, -1}, {6, 7}});
+  const Agreement agreement = AgreeAlike({{6, 7}, {7, 7}, {-1, -1}, {6, 7}});
   EXPECT_EQ(agreement.step, 7);
-  EXPECT_EQ(agreement.source, 1);
+  EXPECT_EQ(agreement.source(), 1);
   EXPECT_THAT(agreement.parts,
               ElementsAre(Part::kRollsForward, Part::kHas, Part::kNeeds, Part::kRollsForward));
 }
 
 TEST(Agree, GradientsThatNobodyAppliedAreWorthNothing) {
-  const Agreement agreement = Agree({{6, 7}, {6, -1}});
+  const Agreement agreement = AgreeAlike({{6, 7}, {6, -1}});
   EXPECT_EQ(agreement.step, 6);
   EXPECT_THAT(agreement.parts, ElementsAre(Part::kHas, Part::kHas));
   EXPECT_FALSE(agreement.AnyNeeds());
@@ -43,7 +48,7 @@ TEST(Agree, GradientsThatNobodyAppliedAreWorthNothing) {
 // A copy that was torn, a member of an old generation that returns, and gradients without a state to apply
 // them to.
 TEST(Agree, WhoIsBehindNeedsTheState) {
-  const Agreement agreement = Agree({{9, -1}, {7, 8}, {-1, 9}, {8, -1}, {8, 8}});
+  const Agreement agreement = AgreeAlike({{9, -1}, {7, 8}, {-1, 9}, {8, -1}, {8, 8}});
   EXPECT_THAT(agreement.parts,
               ElementsAre(Part::kHas, Part::kNeeds, Part::kNeeds, Part::kNeeds, Part::kNeeds));
 }
@@ -55,9 +60,9 @@ TEST(Agree, SurvivorsOfAGenerationNeverNeedAState) {
   for (int life = 0; life < 2000; ++life) {
     std::vector<MemberState> ranks(1 + rng.Below(6), {0, -1});
     for (int generation = 0; generation < 8; ++generation) {
-      const Agreement agreement = Agree(ranks);
+      const Agreement agreement = AgreeAlike(ranks);
       ASSERT_FALSE(agreement.AnyNeeds());
-      ASSERT_GE(agreement.source, 0);
+      ASSERT_GE(agreement.source(), 0);
       for (MemberState& rank : ranks) rank = {agreement.step, -1};
       const int64_t steps = rng.Below(3);
       for (MemberState& rank : ranks) rank.applied += steps;
@@ -73,6 +78,32 @@ TEST(Agree, SurvivorsOfAGenerationNeverNeedAState) {
         ranks.erase(ranks.begin() + static_cast<ptrdiff_t>(rng.Below(ranks.size())));
     }
   }
+}
+
+// Ranks 0 and 2 hold one half of the model, 1 and 3 the other.
+TEST(Agree, EachPartHasItsOwnSource) {
+  const std::vector<int> cells = {0, 1, 0, 1};
+  const Agreement agreement = Agree({{-1, -1}, {6, 7}, {7, 7}, {6, 7}}, cells, 2);
+  EXPECT_EQ(agreement.step, 7);
+  EXPECT_THAT(agreement.sources, ElementsAre(2, 1)) << "who rolls forward has it by then";
+  EXPECT_THAT(agreement.parts,
+              ElementsAre(Part::kNeeds, Part::kRollsForward, Part::kHas, Part::kRollsForward));
+}
+
+TEST(Agree, APartThatIsLostTakesTheOthersWithIt) {
+  const std::vector<int> cells = {0, 1, 0, 1};
+  const Agreement agreement =
+      Agree({{7, 7, false}, {-1, -1, false}, {7, 7, false}, {-1, -1, true}}, cells, 2);
+  EXPECT_EQ(agreement.step, -1);
+  EXPECT_THAT(agreement.sources, ElementsAre(-1, 3))
+      << "training has changed what the first part was made of";
+  EXPECT_EQ(agreement.source(), -1);
+  EXPECT_THAT(agreement.parts, ElementsAre(Part::kNeeds, Part::kNeeds, Part::kNeeds, Part::kNeeds));
+}
+
+TEST(Agree, ARunOfPartsBeginsWithTheLowestOfEach) {
+  const std::vector<int> cells = {0, 1, 0, 1};
+  EXPECT_THAT(Agree({{}, {-1, -1, false}, {}, {}}, cells, 2).sources, ElementsAre(0, 3));
 }
 
 }  // namespace

@@ -170,6 +170,11 @@ class Communicator {
     return Communicator(made, options.timeout);
   }
 
+  // Takes over a handle of the C interface.
+  static Communicator Adopt(gtrain_communicator* handle, std::chrono::milliseconds timeout) {
+    return Communicator(handle, timeout);
+  }
+
   int rank() const { return gtrain_communicator_rank(handle()); }
   int size() const { return gtrain_communicator_size(handle()); }
   std::chrono::milliseconds timeout() const { return timeout_; }

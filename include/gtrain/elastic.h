@@ -1,12 +1,15 @@
 // Training that does not stop, whichever rank is lost during a step.
 #pragma once
+#include <gtrain/checkpoint.h>
 #include <gtrain/communicator.h>
 #include <gtrain/elastic_c.h>
 #include <gtrain/samples.h>
 #include <gtrain/session.h>
+#include <gtrain/sharding.h>
 #include <gtrain/status.h>
 #include <gtrain/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -22,8 +25,9 @@ namespace gtrain {
 class Elastic;
 
 // Gradients of float32: zeros when a step begins, the sum over this rank's samples when it calls Apply, the
-// mean over the samples of the whole batch in the update. `comm.compression` of the job file says how they
-// travel; residuals and warm-up live through the loss of other ranks.
+// mean over the samples of the whole batch in the update. With a mesh they are summed along dp.
+// `comm.compression` of the job file says how they travel; residuals and warm-up live through the loss of
+// other ranks.
 class ElasticGradients {
  public:
   std::span<float> operator[](size_t i) { return parts_.at(i); }
@@ -54,9 +58,20 @@ class Step {
     return {place_.samples, static_cast<size_t>(place_.sample_count)};
   }
 
+  // The ranks that differ from this one along this axis of the job's mesh alone, in the order of their
+  // coordinates: for what the function computes with them. Take it anew in each step, and return its errors:
+  // when a rank was lost Train runs the step again. This rank alone where the job has no such axis.
+  Result<Communicator> Along(const std::string& axis) const {
+    gtrain_communicator* made = nullptr;
+    Status status = internal::Call(gtrain_elastic_along, run_, axis.c_str(), &made);
+    if (!status.ok()) return status;
+    return Communicator::Adopt(made, std::chrono::milliseconds(GTRAIN_TIMEOUT_MS));
+  }
+
   // Waits until every rank has the sum of all ranks' gradients, and calls `update` on all of them: it changes
   // the state by `gradients` alone, is the same on all ranks, calls no collective and does not throw. `loss`
-  // is the sum over this rank's samples. kAborted: a rank was lost before that; nothing is updated, and Train
+  // is the sum over this rank's samples; of the ranks that train the same ones (along pp, tp, cp, ep) that of
+  // the last counts. kAborted: a rank was lost before that; nothing is updated, and Train
   // runs the step again. Call it once a step.
   template <typename Update>
   Status Apply(ElasticGradients&, double loss, Update update) {
@@ -111,6 +126,29 @@ class Elastic {
     states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory});
     return view;
   }
+  // State of which each rank has a part: a tensor of `shape`, cut along axes of the job's mesh but dp (`cut`
+  // has no mesh; an axis that the job has not is of size 1). A process has the same part as long as it lives,
+  // and each rank along dp a copy of it, from which a lost one comes; where none is left all ranks go back to
+  // the newest checkpoint. `init` sets this rank's part, dense, row by row, of the box that it is given. An
+  // error of the cut is Train's, and the part is empty.
+  template <typename T, typename Init>
+  std::span<T> Sharded(std::string name, std::vector<int64_t> shape, Sharding cut, Init init) {
+    LocalBox box{std::vector<int64_t>(shape.size()), std::vector<int64_t>(shape.size())};
+    int holds = 0;
+    Status status = internal::Call(gtrain_elastic_local_part, session_.handle(), shape.data(),
+                                   static_cast<int>(shape.size()), internal::ShardingView(cut).get(),
+                                   box.begin.data(), box.shape.data(), &holds);
+    if (!status.ok() && cut_error_.ok()) cut_error_ = status;
+    box.holds = status.ok() && holds != 0;
+    size_t count = box.holds ? 1 : 0;
+    for (const int64_t size : box.shape) count *= static_cast<size_t>(size);
+    auto memory = std::make_shared<std::vector<T>>(count);
+    const std::span<T> view(*memory);
+    if (box.holds) init(view, box);
+    states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory,
+                       std::move(shape), std::move(cut), true});
+    return view;
+  }
   // Gradients of these sizes, as long-lived as this object; call it once.
   ElasticGradients& Reduce(const std::vector<size_t>& sizes) {
     for (const size_t size : sizes) AddGradient(size, {static_cast<int64_t>(size)});
@@ -144,6 +182,11 @@ class Elastic {
       Step now(run_.get(), place);
       status = step(now);
       if (status.code() == StatusCode::kAborted && now.used_) status = Status();
+      if (status.code() == StatusCode::kUnavailable && !now.used_) {
+        int lost = 0;
+        const Status asked = internal::Call(gtrain_elastic_await_loss, run_.get(), &lost);
+        if (!asked.ok() || lost != 0) status = asked;
+      }
     }
     return status;
   }
@@ -157,16 +200,25 @@ class Elastic {
     size_t count;
     gtrain_dtype dtype;
     std::shared_ptr<void> memory;
+    std::vector<int64_t> shape = {};  // with `cut`, where it is sharded
+    Sharding cut = {};
+    bool sharded = false;
   };
   Status Open(const SamplesOptions& options) {
+    if (!cut_error_.ok()) return cut_error_;
     const gtrain_samples_options c = internal::SamplesOptionsOf(options);
     gtrain_elastic* made = nullptr;
     Status status = internal::Call(gtrain_elastic_open, session_.handle(), &c, &made);
     run_.reset(made);
     for (const State& state : states_) {
-      if (status.ok())
+      if (status.ok() && state.sharded) {
+        status = internal::Call(gtrain_elastic_add_sharded, made, state.name.c_str(), state.data, state.count,
+                                state.dtype, state.shape.data(), static_cast<int>(state.shape.size()),
+                                internal::ShardingView(state.cut).get());
+      } else if (status.ok()) {
         status = internal::Call(gtrain_elastic_add_state, made, state.name.c_str(), state.data, state.count,
                                 state.dtype);
+      }
     }
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const std::vector<int64_t>& shape = gradients_.shapes_[i];
@@ -184,6 +236,7 @@ class Elastic {
 
   Session session_;
   std::vector<State> states_;
+  Status cut_error_;
   ElasticGradients gradients_;
   std::unique_ptr<gtrain_elastic, internal::Freer<gtrain_elastic, gtrain_elastic_free>> run_;
 };

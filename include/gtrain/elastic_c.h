@@ -69,6 +69,19 @@ GTRAIN_API void gtrain_elastic_free(gtrain_elastic* run);
  * memory of one rank: the lowest whose memory no copy has touched. */
 GTRAIN_API gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const char* name, void* data,
                                                   size_t count, gtrain_dtype dtype, gtrain_error* error);
+/* In a job with a `mesh` of several axes a rank has a part of the model, the same one as long as its process
+ * lives, and every rank along dp a copy of it. gtrain_elastic_local_part says which part of a tensor of
+ * `shape` that is (as gtrain_local_box, with the job's mesh: `cut` has none, and names no dp), and
+ * gtrain_elastic_add_sharded registers it: `count` elements, which are equal on all copies. A lost part comes
+ * from a copy; where no copy is left, all ranks go back to the newest checkpoint. */
+GTRAIN_API gtrain_status gtrain_elastic_local_part(gtrain_session* session, const int64_t* shape,
+                                                   int dimensions, const gtrain_sharding* cut, int64_t* begin,
+                                                   int64_t* local_shape, int* holds, gtrain_error* error);
+GTRAIN_API gtrain_status gtrain_elastic_add_sharded(gtrain_elastic* run, const char* name, void* data,
+                                                    size_t count, gtrain_dtype dtype, const int64_t* shape,
+                                                    int dimensions, const gtrain_sharding* cut,
+                                                    gtrain_error* error);
+
 /* Registers a gradient, before the first step: zeros when a step begins, the sum over this rank's samples
  * when it is reduced, the mean over the batch when it is applied. */
 GTRAIN_API gtrain_status gtrain_elastic_add_gradient(gtrain_elastic* run, float* data, size_t count,
@@ -82,6 +95,16 @@ GTRAIN_API gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* ru
 
 GTRAIN_API gtrain_status gtrain_elastic_begin(gtrain_elastic* run, gtrain_elastic_step* out,
                                               gtrain_error* error);
+/* The ranks that differ from this one along `axis` alone, in the order of their coordinates: a communicator
+ * for the computation of this step, which the caller frees. For an axis that the job's mesh lacks, or has
+ * with size 1, it is this rank alone; the first call for it in a generation is collective. */
+GTRAIN_API gtrain_status gtrain_elastic_along(gtrain_elastic* run, const char* axis,
+                                              gtrain_communicator** out, gtrain_error* error);
+/* The computation of a step ended in UNAVAILABLE of such a communicator: *lost is 1 when the generation is
+ * over (waits for that, a minute at most): the step is over, go on with gtrain_elastic_begin. 0: it was
+ * something else. */
+GTRAIN_API gtrain_status gtrain_elastic_await_loss(gtrain_elastic* run, int* lost, gtrain_error* error);
+
 /* Gradient `index`, in the order in which they were added, is this rank's whole sum. With `comm.compression`
  * in the job file it leaves while others are computed. Never blocks. An error (no such gradient; ready twice)
  * is that of gtrain_elastic_reduce, which takes those that nobody said to be ready. */

@@ -2,8 +2,10 @@
 #pragma once
 #include <gtrain/elastic_c.h>
 #include <gtrain/gtrain_c.h>
+#include <gtrain/sharding.h>
 #include <gtrain/status.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -14,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace gtrain {
 
@@ -92,6 +95,18 @@ class Session {
   int world_size() const { return gtrain_session_world_size(handle()); }
   uint64_t generation() const { return gtrain_session_generation(handle()); }
   uint64_t timeline() const { return gtrain_session_timeline(handle()); }
+  // `mesh` of the job file with the sizes of this generation, the last axis fastest; without one all ranks
+  // lie along dp.
+  std::vector<MeshAxis> mesh() const {
+    std::array<gtrain_mesh_axis, kMeshAxes.size()> axes{};
+    int count = 0;
+    internal::Call(gtrain_session_mesh, handle(), axes.data(), static_cast<int>(axes.size()), &count)
+        .ThrowIfError();
+    std::vector<MeshAxis> mesh;
+    for (int i = 0; i < count; ++i)
+      mesh.push_back({axes[static_cast<size_t>(i)].name, axes[static_cast<size_t>(i)].size});
+    return mesh;
+  }
   bool managed() const { return gtrain_session_managed(handle()) != 0; }  // false outside gtrain
   std::string job() const { return gtrain_session_job(handle()); }
 

@@ -1,6 +1,7 @@
 // How a tensor lies on the ranks of a job: a mesh of named axes, and which dimensions are split over which
 // axis.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@ struct MeshAxis {
   int64_t size = 1;
   bool operator==(const MeshAxis&) const = default;
 };
+
+// The axes that the mesh of a job file may have. One that it has not is of size 1 to a program.
+inline constexpr std::array<const char*, 6> kMeshAxes = {"dp", "pp", "tp", "cp", "ep", "fsdp"};
 
 // How n elements are cut into p parts.
 enum class SplitRule : uint8_t {

@@ -36,7 +36,7 @@ struct Demand {
   bool count_nodes = false;
   int min = 1;  // ranks, or nodes
   int max = 1;
-  int unit = 1;  // the world size is a multiple (product of the fixed mesh axes)
+  int unit = 1;  // the world size is a multiple of it: the ranks of one copy of the model
   std::optional<int>
       ranks_per_node;         // exact; nullopt: as many as fit, or GPUs of the node (else 1) for count_nodes
   std::optional<int> cpus;    // per rank; nullopt = auto: one each at least, not bound

@@ -126,20 +126,47 @@ void JobReader::CheckSize(const Node& root) {
 }
 
 void JobReader::CheckMesh(const Node& root) {
-  for (const MeshAxis& axis : spec_.mesh) {
-    if (!axis.size) continue;
-    std::optional<Range> world = spec_.ranks;
-    if (!world && spec_.nodes && (spec_.ranks_per_node || spec_.per == Per::kNode)) {
-      const int each = spec_.per == Per::kNode ? 1 : *spec_.ranks_per_node;
-      world = Range{spec_.nodes->min * each, spec_.nodes->max * each};
-    }
-    if (!world || (world->min == *axis.size && world->max == *axis.size)) continue;
-    report_.Error(PlaceOf(root, absl::StrCat("mesh.", axis.name)),
-                  absl::StrCat("`mesh.", axis.name, "`: ", *axis.size, " does not match the job's ",
-                               world->min == world->max ? absl::StrCat(world->min)
-                                                        : absl::StrCat(world->min, " to ", world->max),
-                               " ranks; write \"*\" for an axis that follows them"));
+  if (spec_.mesh.empty()) return;
+  const MeshShape shape = ShapeOf(spec_.mesh);
+  if (shape.ranks > kRanksMax) {
+    report_.Error(PlaceOf(root, "mesh"), absl::StrCat("`mesh` has more than ", kRanksMax, " ranks"));
+    return;
   }
+  const bool whole_nodes = spec_.ranks_per_node || spec_.per == Per::kNode;
+  const int each = spec_.per == Per::kNode ? 1 : spec_.ranks_per_node.value_or(1);
+  std::optional<Range> world = spec_.ranks;
+  if (!world && spec_.nodes && whole_nodes) world = Range{spec_.nodes->min * each, spec_.nodes->max * each};
+  if (world) CheckMeshSize(PlaceOf(root, "mesh"), shape, *world);
+  if (!spec_.in_place || shape.model_ranks == 1) return;
+  // A process keeps its part of the model as long as it lives, whatever the number of ranks is.
+  if (spec_.mesh[0].name != kDataAxis && shape.data_ranks != 1) {
+    report_.Error(
+        PlaceOf(root, "mesh"),
+        "`mesh`: with `elastic.mode: in-place` dp comes first, so that a rank keeps its part of the "
+        "model when dp shrinks or grows");
+  }
+  if (spec_.nodes && (!whole_nodes || each % shape.model_ranks != 0)) {
+    report_.Error(
+        PlaceOf(root, "mesh"),
+        absl::StrCat("`mesh`: with `elastic.mode: in-place` each node holds whole copies of the model: "
+                     "`ranks_per_node` is a multiple of ",
+                     shape.model_ranks, ", or the file says `ranks` instead of `nodes`"));
+  }
+}
+
+void JobReader::CheckMeshSize(const Place& place, const MeshShape& shape, const Range& world) {
+  const auto fits = [&](int ranks) {
+    return shape.data_ranks ? ranks == shape.ranks : ranks % shape.model_ranks == 0;
+  };
+  if (fits(world.min) && fits(world.max)) return;
+  const std::string ranks =
+      world.min == world.max ? absl::StrCat(world.min) : absl::StrCat(world.min, " to ", world.max);
+  report_.Error(place, shape.data_ranks
+                           ? absl::StrCat("`mesh`: its ", shape.ranks, " ranks do not match the job's ",
+                                          ranks, "; write `dp: \"*\"` for an axis that follows them")
+                           : absl::StrCat("`mesh`: the job's ", ranks,
+                                          " ranks are not whole copies of the model, each of ",
+                                          shape.model_ranks, " ranks"));
 }
 
 void JobReader::CheckTimes(const Node& root) {

@@ -305,19 +305,13 @@ void JobReader::ReadMesh(const Node& node) {
   if (!values_.Mapping(node, "mesh")) return;
   for (const auto& [key, value] : node.entries) {
     const std::string path = absl::StrCat("mesh.", key.scalar);
-    if (key.scalar != "dp") {
-      const bool known = key.scalar == "tp" || key.scalar == "pp" || key.scalar == "cp" ||
-                         key.scalar == "ep" || key.scalar == "fsdp";
-      report_.Error(key.place,
-                    known
-                        ? absl::StrCat("`", path,
-                                       "`: mesh axes other than dp are not built yet. It is refused "
-                                       "rather than ignored")
-                        : absl::StrCat("unknown mesh axis ", Shown(key.scalar), "; dp is the one there is"));
+    if (!absl::c_linear_search(kMeshAxes, key.scalar)) {
+      report_.Error(key.place, absl::StrCat("unknown mesh axis ", Shown(key.scalar), "; the axes are ",
+                                            absl::StrJoin(kMeshAxes, ", ")));
       continue;
     }
     MeshAxis axis{key.scalar, std::nullopt};
-    if (!Values::Is(value, "*")) {
+    if (key.scalar != kDataAxis || !Values::Is(value, "*")) {
       const auto size = values_.Int(value, path, 1, kRanksMax);
       if (!size) continue;
       axis.size = static_cast<int>(*size);

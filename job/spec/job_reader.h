@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "job/spec/job_spec.h"
+#include "job/spec/mesh.h"
 #include "job/spec/parse.h"
 #include "job/spec/report.h"
 #include "job/spec/values.h"
@@ -79,6 +80,7 @@ class JobReader {
   void CheckCommand(const Node& root);
   void CheckSize(const Node& root);
   void CheckMesh(const Node& root);
+  void CheckMeshSize(const Place& place, const MeshShape& shape, const Range& world);
   void CheckTimes(const Node& root);
   void CheckComm(const Node& root);
   void CheckResources(const Node& root);

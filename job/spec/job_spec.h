@@ -5,6 +5,8 @@
 // writes the canonical YAML that the parser reads back to an equal value. The
 // canonical text is what travels to the head and agents and what the job hash covers.
 #pragma once
+#include <gtrain/sharding.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -12,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace gtrain::spec {
@@ -47,9 +50,12 @@ struct SecretRef {  // exactly one is set
   bool operator==(const SecretRef&) const = default;
 };
 
+// Ranks lie row by row on the axes of `mesh`, in the order of the file: the last one varies fastest.
+inline constexpr absl::string_view kDataAxis = "dp";  // of kMeshAxes, the one that may grow and shrink
+
 struct MeshAxis {
   std::string name;
-  std::optional<int> size;  // nullopt = "*": the axis that grows and shrinks
+  std::optional<int> size;  // nullopt = "*": the ranks over the product of the others; dp alone
   bool operator==(const MeshAxis&) const = default;
 };
 

@@ -231,8 +231,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ErrorCase{"J7", "command: a\n", "did you mean `run`?"},
                       ErrorCase{"J7", "run: a\nlimits: {zzzzzz: 1}\n", "the keys are: time"},
                       ErrorCase{"J7", "run: a\nper: nodes\n", "Did you mean node?"},
-                      ErrorCase{"J7", "run: a\nmesh: {tp: 2}\n", "mesh axes other than dp are not built yet"},
-                      ErrorCase{"J7", "run: a\nmesh: {qq: 2}\n", "unknown mesh axis 'qq'"}));
+                      ErrorCase{"J7", "run: a\nmesh: {qq: 2}\n",
+                                "f:2:8: unknown mesh axis 'qq'; the axes are dp, pp, tp, cp, ep, fsdp"}));
 
 INSTANTIATE_TEST_SUITE_P(
     J8, FileErrors,
@@ -304,7 +304,22 @@ INSTANTIATE_TEST_SUITE_P(
                   "before its first checkpoint"},
         ErrorCase{"J12", "run: a\nresources: {gpus: 0, gpu_type: [H100]}\n",
                   "asks for a kind of GPU and for none"},
-        ErrorCase{"J12", "run: a\nranks: 4\nmesh: {dp: 3}\n", "does not match the job's 4 ranks"},
+        ErrorCase{"J12", "run: a\nranks: 4\nmesh: {dp: 3}\n",
+                  "f:3:7: `mesh`: its 3 ranks do not match the job's 4; write `dp: \"*\"`"},
+        ErrorCase{"J12", "run: a\nranks: 4\nmesh: {dp: 2, tp: 4}\n", "its 8 ranks do not match the job's 4"},
+        ErrorCase{"J12", "run: a\nranks: {min: 2, max: 4}\nmesh: {dp: 2, tp: 2}\n",
+                  "its 4 ranks do not match the job's 2 to 4"},
+        ErrorCase{"J12", "run: a\nranks: {min: 3, max: 8}\nmesh: {dp: \"*\", pp: 2, tp: 2}\n",
+                  "the job's 3 to 8 ranks are not whole copies of the model, each of 4 ranks"},
+        ErrorCase{"J12", "run: a\nranks: 4\nmesh: {dp: 1, tp: \"*\"}\n", "`mesh.tp`"},
+        ErrorCase{"J12", "run: a\nranks: 4\nmesh: {tp: 65536, pp: 65536, cp: 65536, ep: 65536}\n",
+                  "`mesh` has more than 65536 ranks"},
+        ErrorCase{"J12", "run: a\nranks: 4\nmesh: {tp: 2, dp: \"*\"}\nelastic: {mode: in-place}\n",
+                  "dp comes first"},
+        ErrorCase{"J12",
+                  "run: a\nnodes: 4\nranks_per_node: 3\nmesh: {dp: \"*\", tp: 2}\n"
+                  "elastic: {mode: in-place}\n",
+                  "`ranks_per_node` is a multiple of 2, or the file says `ranks`"},
         ErrorCase{"J12", "run: a\nscript: b\n", "keep one"}, ErrorCase{"J12", "name: x\n", "nothing to run"},
         ErrorCase{"J12", "run: a\nprogress: {step: 'step \\d+'}\n", "must have one (group)"},
         ErrorCase{"J12", "run: a\nprogress: {step: '('}\n", "not a valid regular expression"},

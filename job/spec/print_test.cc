@@ -100,6 +100,8 @@ JobSpec RandomSpec(Rng& rng) {
     s.ranks = RandomRange(rng);
   }
   if (rng.Chance(0.3)) s.mesh = {{"dp", std::nullopt}};
+  const bool in_units = s.ranks && s.ranks->min % 2 == 0 && s.ranks->max % 2 == 0;
+  if (!s.mesh.empty() && in_units) s.mesh.push_back({"tp", 2});
   Randomize(s.resources, rng);
   if (rng.Chance(0.5)) s.where_labels = {{"a.b/c", RandomText(rng, true)}, {"true", ""}};
   if (rng.Chance(0.5)) s.where_exclude = {RandomText(rng, true)};

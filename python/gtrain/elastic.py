@@ -6,7 +6,9 @@ from ctypes import byref, c_int, c_int64, c_void_p
 
 from . import _library
 from ._buffers import Buffer
-from ._errors import FailedPrecondition, InvalidArgument
+from ._errors import FailedPrecondition, InvalidArgument, Unavailable
+from .mesh import Mesh
+from .session import Communicator
 
 
 class Elastic:
@@ -55,6 +57,25 @@ class Elastic:
         self._buffers.append(buffer)
         return data
 
+    def part(self, shape, split=(), only=None):
+        """This rank's part of a tensor in a job with a `mesh`, as a tuple of slices, None where it has none: the same as long
+        as its process lives. `split` and `only` as in Mesh.box, of any axes but dp; an axis that the job has not is of size 1."""
+        begin, local, holds = (c_int64 * len(shape))(), (c_int64 * len(shape))(), c_int()
+        _library.call("gtrain_elastic_local_part", self._session.handle, (c_int64 * len(shape))(*shape), len(shape),
+                      byref(Mesh().sharding(split, only)), begin, local, byref(holds))
+        return tuple(slice(b, b + n) for b, n in zip(begin, local)) if holds.value else None
+
+    def sharded(self, name, data, shape, split=(), only=None):
+        """Registers state of which this rank has its `part`, `data`, before the first step, and returns it. Ranks along dp have
+        equal copies, from which a lost one comes; where none is left all go back to the newest checkpoint."""
+        if "\0" in str(name):
+            raise InvalidArgument("the name of a state has a NUL byte")
+        buffer = Buffer(data)
+        _library.call("gtrain_elastic_add_sharded", self._handle, str(name).encode(), buffer.address, buffer.count,
+                      buffer.dtype, (c_int64 * len(shape))(*shape), len(shape), byref(Mesh().sharding(split, only)))
+        self._buffers.append(buffer)
+        return data
+
     def gradient(self, data):
         """Registers a gradient of float32, before the first step, and returns it: zeros when a step begins."""
         buffer = Buffer(data, "float32")
@@ -73,6 +94,18 @@ class Elastic:
         if not 0 <= index < self._gradients:
             raise InvalidArgument(f"there is no gradient {index}: {self._gradients} are registered, from 0 on")
         _library.load().gtrain_elastic_ready(self._handle, index)
+
+    def train(self, body):
+        """`for step in self: body(step)`, for a body that uses `step.along`: where a rank is lost in the middle of it, the step is
+        given again."""
+        for step in self:
+            try:
+                body(step)
+            except Unavailable:
+                lost = c_int()
+                _library.call("gtrain_elastic_await_loss", self._handle, byref(lost))
+                if not lost.value:
+                    raise
 
     def __iter__(self):
         while True:
@@ -94,6 +127,14 @@ class Step:
         self._used = False
         self.number, self.epoch, self.batch = place.step, place.epoch, place.batch
         self.samples = _numbers(place.samples, place.sample_count)
+
+    def along(self, axis):
+        """A Communicator of the ranks that differ from this one along `axis` of the job's mesh alone, in the order of their
+        coordinates, for this step. Use it under Elastic.train, which repeats the step when a rank is lost in it."""
+        handle = c_void_p()
+        _library.call("gtrain_elastic_along", self._run._handle, str(axis).encode(), byref(handle))
+        session = self._run._session
+        return Communicator._adopt(handle, session._collective_timeout, session._communicators)
 
     def apply(self, loss, update):
         """Waits until all ranks have the mean of the gradients, calls `update()` and returns True; or returns False when a

@@ -7,6 +7,7 @@ from ctypes import byref, c_double, c_int, c_void_p
 from . import _library
 from ._buffers import OPS, Buffer
 from ._errors import FailedPrecondition, GtrainError, InvalidArgument
+from .mesh import Mesh
 
 ANY_SOURCE = ANY_TAG = -1  # of receives
 EXIT_RUN_ME_AGAIN = 75  # exit with it after Unavailable: the job goes on in its next generation (docs/cli.md: the price)
@@ -62,6 +63,13 @@ class Session:
         self.world_size = library.gtrain_session_world_size(self._handle)
         self.generation = library.gtrain_session_generation(self._handle)
         self.timeline = library.gtrain_session_timeline(self._handle)
+
+    @property
+    def mesh(self):
+        """`mesh` of the job file with the sizes of this generation; without one all ranks lie along dp."""
+        axes, count = (_library.MeshAxis * 16)(), c_int()
+        _library.call("gtrain_session_mesh", self.handle, axes, len(axes), byref(count))
+        return Mesh(**{axis.name.decode(): axis.size for axis in axes[:count.value]})
 
     def rejoin(self, timeout=600.0):
         """After Unavailable, in a session made with stay=True: waits for the next generation of the job. Then rank,
@@ -366,10 +374,12 @@ class Communicator:
         """Collective: a communicator of the ranks with the same color, in the order of (key, rank); None if color < 0."""
         handle = c_void_p()
         _library.call("gtrain_communicator_split", self.handle, color, key, byref(handle))
-        if not handle:
-            return None
-        part = Communicator.__new__(Communicator)
-        part._handle, part._timeout, part._family = handle, self._timeout, self._family
+        return self._adopt(handle, self._timeout, self._family) if handle else None
+
+    @classmethod
+    def _adopt(cls, handle, timeout, family):
+        part = cls.__new__(cls)
+        part._handle, part._timeout, part._family = handle, timeout, family
         part._family.add(part)
         part.rank = _library.load().gtrain_communicator_rank(handle)
         part.size = _library.load().gtrain_communicator_size(handle)

@@ -65,18 +65,6 @@ absl::Status TakePart(gtrain_communicator* comm, const void* stream, gtrain_requ
   return body.status();
 }
 
-gtrain_communicator* HandleOf(std::unique_ptr<Communicator> comm, std::shared_ptr<Session> session,
-                              absl::Duration timeout) {
-  auto handle = std::make_unique<gtrain_communicator>();
-  handle->session = std::move(session);
-  handle->comm = std::move(comm);
-  handle->rank = handle->comm->rank();
-  handle->size = handle->comm->size();
-  handle->timeout = timeout;
-  handle->queue = std::make_unique<AsyncCalls>(timeout + absl::Seconds(1));
-  return handle.release();
-}
-
 absl::Status CreateCommunicator(gtrain_session* session, int64_t timeout_ms, gtrain_communicator** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
@@ -212,6 +200,18 @@ absl::Status WaitFor(gtrain_request* request, int64_t timeout_ms, int* done) {
 }
 
 }  // namespace
+
+gtrain_communicator* HandleOf(std::shared_ptr<Communicator> comm, std::shared_ptr<Session> session,
+                              absl::Duration timeout) {
+  auto handle = std::make_unique<gtrain_communicator>();
+  handle->session = std::move(session);
+  handle->comm = std::move(comm);
+  handle->rank = handle->comm->rank();
+  handle->size = handle->comm->size();
+  handle->timeout = timeout;
+  handle->queue = std::make_unique<AsyncCalls>(timeout + absl::Seconds(1));
+  return handle.release();
+}
 }  // namespace gtrain::capi
 
 using gtrain::AsyncCalls;

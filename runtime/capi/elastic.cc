@@ -8,9 +8,11 @@
 #include "gtrain/elastic_c.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/samples.h"
+#include "runtime/capi/sharding.h"
 
 struct gtrain_elastic {
   pid_t owner = getpid();
+  std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::elastic::ElasticRun> run;
   gtrain::elastic::StepPlace step;  // whose samples the caller may read
 };
@@ -32,6 +34,7 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   options.samples = parts.options;
   options.checkpoints = session->session->has_checkpoints();
   auto handle = std::make_unique<gtrain_elastic>();
+  handle->session = session->session;
   handle->run = std::make_unique<elastic::ElasticRun>(session->session, std::move(options));
   *out = handle.release();
   return absl::OkStatus();
@@ -53,6 +56,25 @@ absl::Status AddGradient(gtrain_elastic* run, float* data, const int64_t* shape,
   return run->run->AddGradient(data, elements, {shape, shape + dimensions});
 }
 
+absl::Status AddSharded(gtrain_elastic* run, const char* name, void* data, size_t count, gtrain_dtype dtype,
+                        const int64_t* shape, int dimensions, const gtrain_sharding* cut) {
+  GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+  GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+  GT_ASSIGN_OR_RETURN(std::vector<int64_t> global, ShapeFrom(shape, dimensions));
+  GT_ASSIGN_OR_RETURN(Sharding how, ShardingFrom(cut));
+  return run->run->AddSharded(name == nullptr ? "" : name, data, count, std::move(global), std::move(how),
+                              type);
+}
+
+absl::Status Along(gtrain_elastic* run, const char* axis, gtrain_communicator** out) {
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  *out = nullptr;
+  GT_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> comm, run->run->Along(axis == nullptr ? "" : axis));
+  const absl::Duration timeout = comm->timeout();
+  *out = HandleOf(std::move(comm), run->session, timeout);
+  return absl::OkStatus();
+}
+
 absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
   if (out == nullptr || out->size < sizeof(gtrain_elastic_step))
     return absl::InvalidArgumentError(
@@ -69,6 +91,7 @@ absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
 
 using gtrain::capi::Call;
 using gtrain::capi::CheckHandle;
+using gtrain::elastic::ElasticRun;
 
 extern "C" {
 
@@ -103,6 +126,44 @@ gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* d
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(run));
     return gtrain::capi::AddGradient(run, data, shape, dimensions);
+  });
+}
+
+gtrain_status gtrain_elastic_local_part(gtrain_session* session, const int64_t* shape, int dimensions,
+                                        const gtrain_sharding* cut, int64_t* begin, int64_t* local_shape,
+                                        int* holds, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(session));
+    return gtrain::capi::LocalBoxTo(shape, dimensions, cut, begin, local_shape, holds,
+                                    [&](const std::vector<int64_t>& global, const gtrain::Sharding& how) {
+                                      return ElasticRun::LocalPart(*session->session, global, how);
+                                    });
+  });
+}
+
+gtrain_status gtrain_elastic_add_sharded(gtrain_elastic* run, const char* name, void* data, size_t count,
+                                         gtrain_dtype dtype, const int64_t* shape, int dimensions,
+                                         const gtrain_sharding* cut, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::AddSharded(run, name, data, count, dtype, shape, dimensions, cut);
+  });
+}
+
+gtrain_status gtrain_elastic_along(gtrain_elastic* run, const char* axis, gtrain_communicator** out,
+                                   gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::Along(run, axis, out);
+  });
+}
+
+gtrain_status gtrain_elastic_await_loss(gtrain_elastic* run, int* lost, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    if (lost == nullptr) return absl::InvalidArgumentError("`lost` is NULL");
+    *lost = run->run->AwaitLoss() ? 1 : 0;
+    return absl::OkStatus();
   });
 }
 

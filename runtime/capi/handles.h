@@ -147,6 +147,9 @@ void FreeHandle(Handle* handle) noexcept {
   if (handle != nullptr && handle->owner == getpid()) delete handle;
 }
 
+gtrain_communicator* HandleOf(std::shared_ptr<Communicator> comm, std::shared_ptr<Session> session,
+                              absl::Duration timeout);
+
 absl::StatusOr<absl::Duration> TimeoutFrom(int64_t timeout_ms);
 absl::StatusOr<DType> DTypeFrom(gtrain_dtype dtype);
 // Fails where data is NULL with a count, or count elements cannot exist.

@@ -52,6 +52,21 @@ absl::Status Join(int64_t timeout_ms, bool stays, gtrain_session** out) {
   return absl::OkStatus();
 }
 
+absl::Status MeshTo(const gtrain_session* session, gtrain_mesh_axis* out, int capacity, int* count) {
+  GT_RETURN_IF_ERROR(CheckHandle(session));
+  if (count == nullptr || capacity < 0 || (out == nullptr && capacity > 0))
+    return absl::InvalidArgumentError("`count` is NULL, or `out` with a capacity");
+  const std::vector<MeshAxis> mesh = session->session->mesh();
+  *count = static_cast<int>(mesh.size());
+  for (size_t i = 0; i < std::min(mesh.size(), static_cast<size_t>(capacity)); ++i) {
+    const auto name = std::ranges::find_if(kMeshAxes, [&](const char* one) { return mesh[i].name == one; });
+    if (name == kMeshAxes.end())
+      return absl::FailedPreconditionError(absl::StrCat("GTRAIN_MESH has an axis ", mesh[i].name));
+    out[i] = {*name, mesh[i].size};
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 gtrain_session::Place Place(const gtrain_session* session) {
@@ -177,6 +192,11 @@ int gtrain_session_local_rank(const gtrain_session* session) { return Place(sess
 int gtrain_session_world_size(const gtrain_session* session) { return Place(session).world_size; }
 uint64_t gtrain_session_generation(const gtrain_session* session) { return Place(session).generation; }
 uint64_t gtrain_session_timeline(const gtrain_session* session) { return Place(session).timeline; }
+gtrain_status gtrain_session_mesh(const gtrain_session* session, gtrain_mesh_axis* out, int capacity,
+                                  int* count, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::MeshTo(session, out, capacity, count); });
+}
+
 int gtrain_session_managed(const gtrain_session* session) { return session->managed ? 1 : 0; }
 const char* gtrain_session_job(const gtrain_session* session) { return session->job.c_str(); }
 

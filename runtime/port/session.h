@@ -1,9 +1,12 @@
 // A rank's membership in its job.
 #pragma once
+#include <gtrain/sharding.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -70,7 +73,9 @@ class Session {
   virtual uint64_t timeline() const = 0;
   virtual bool managed() const = 0;                       // false outside gtrain
   virtual bool has_checkpoints() const { return false; }  // GTRAIN_CHECKPOINT_URI says where
-  virtual int64_t global_batch() const { return 0; }      // elastic.global_batch of the job file; 0: none
+  // `mesh` of the job file with the sizes of this generation; without one all ranks lie along dp.
+  virtual std::vector<MeshAxis> mesh() const { return {{"dp", world_size()}}; }
+  virtual int64_t global_batch() const { return 0; }  // elastic.global_batch of the job file; 0: none
   virtual const std::string& job() const = 0;
 
   // Collective: every rank calls it in the same order. The session must outlive the communicator.

@@ -156,6 +156,8 @@ struct RankPlace {
   cpus @3 :List(Int32);
   gpus @4 :List(Int32);
   process @5 :ProcessId;
+  hasCell @6 :Bool;
+  cell @7 :Int32;
 }
 struct NodePlace {
   node @0 :Text;

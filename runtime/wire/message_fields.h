@@ -83,6 +83,14 @@ GT_FIELDS(core::RankPlace) {
   GT_NUMBER_LIST(cpus, Cpus, 65536, 0, kIndexMax);
   GT_NUMBER_LIST(gpus, Gpus, 1024, 0, kIndexMax);
   GT_STRUCT(process, Process);
+  if constexpr (kReading<M>) {
+    if (m.getHasCell()) v.cell.emplace();
+  } else {
+    m.setHasCell(v.cell.has_value());
+  }
+  if (v.cell) {
+    GT_NUMBER(cell.value(), Cell, 0, kRanksMax);
+  }
 }
 GT_FIELDS(core::NodePlace) {
   GT_ID(node, Node);

@@ -103,7 +103,8 @@ core::GenerationGrant SampleGrant() {
       .newest = core::CheckpointReport{kJob, {1}, {1}, 120, "/ckpt/manifests/step-120.json", ""},
       .takeover = true,
       .live_jobs = {JobId("other-6")},
-      .waiting = {{.rank = 2, .local_rank = 2, .node = NodeId("0123456789abcdef"), .process = {{1}, 4}}}};
+      .waiting = {
+          {.rank = 2, .local_rank = 2, .node = NodeId("0123456789abcdef"), .process = {{1}, 4}, .cell = 1}}};
 }
 
 core::GrantSeal SampleSeal() {

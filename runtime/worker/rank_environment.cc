@@ -1,9 +1,12 @@
 #include "runtime/worker/rank_environment.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "base/json_depth.h"
 #include "base/status_macros.h"
@@ -31,8 +34,6 @@ class Reader {
     return value;
   }
   const absl::Status& status() const { return status_; }
-
- private:
   void Fail(const char* name, const std::string& what) {
     if (!status_.ok()) return;
     status_ = absl::FailedPreconditionError(absl::StrCat(
@@ -40,6 +41,7 @@ class Reader {
         ": the program was not started by gtrain, or something between changed its environment"));
   }
 
+ private:
   const std::function<const char*(const char*)>& get_;
   absl::Status status_;
 };
@@ -51,6 +53,22 @@ std::string Optional(const std::function<const char*(const char*)>& get, const c
 
 int64_t GlobalBatch(const std::function<const char*(const char*)>& get, Reader& reader) {
   return get("GTRAIN_GLOBAL_BATCH") == nullptr ? 0 : reader.Number<int64_t>("GTRAIN_GLOBAL_BATCH");
+}
+
+// "dp=*,tp=2", of an agent that has checked the job file.
+std::vector<MeshAxis> ReadMesh(const std::string& text, Reader& reader) {
+  std::vector<MeshAxis> mesh;
+  for (const absl::string_view word : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> axis =
+        absl::StrSplit(word, absl::MaxSplits('=', 1));
+    int64_t size = 0;
+    if (axis.second != "*" && (!absl::SimpleAtoi(axis.second, &size) || size < 1)) {
+      reader.Fail("GTRAIN_MESH", absl::StrCat("is '", text, "', no mesh"));
+      break;
+    }
+    mesh.push_back({std::string(axis.first), size});
+  }
+  return mesh;
 }
 
 // Started by hand. Ranks of another launcher would each believe to be alone: refused.
@@ -129,6 +147,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.members_file = reader.Text("GTRAIN_MEMBERS");
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
   env.global_batch = GlobalBatch(get, reader);
+  env.mesh = ReadMesh(Optional(get, "GTRAIN_MESH"), reader);
   env.in_place = Optional(get, "GTRAIN_ELASTIC") == "in-place";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
@@ -140,6 +159,17 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   if (env.token.size() != sizeof(RankHello::token))
     return absl::FailedPreconditionError("GTRAIN_TOKEN has a wrong length");
   return env;
+}
+
+std::vector<MeshAxis> MeshOf(const RankEnvironment& env) {
+  std::vector<MeshAxis> mesh = env.mesh;
+  int64_t others = 1;
+  for (const MeshAxis& axis : mesh) others *= std::max<int64_t>(1, axis.size);
+  for (MeshAxis& axis : mesh) {
+    if (axis.size == 0) axis.size = env.world_size / others;
+  }
+  if (mesh.empty()) mesh.push_back({"dp", env.world_size});
+  return mesh;
 }
 
 absl::StatusOr<std::vector<comm::Member>> ReadMembers(const RankEnvironment& env) {

@@ -1,5 +1,7 @@
 // The variables that gtrain put into this process's environment (docs/protocols/rank-environment.md).
 #pragma once
+#include <gtrain/sharding.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -22,6 +24,7 @@ struct RankEnvironment {
   std::string token;
   std::string members_file;
   int64_t global_batch = 0;           // GTRAIN_GLOBAL_BATCH, of the job file; 0: it says none
+  std::vector<MeshAxis> mesh;         // GTRAIN_MESH, of the job file; the size of `*` is 0
   bool in_place = false;              // GTRAIN_ELASTIC: a process that can, goes on in the next generation
   bool has_checkpoints = false;       // GTRAIN_CHECKPOINT_URI is set
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set
@@ -31,6 +34,9 @@ struct RankEnvironment {
 
 // `get` is getenv(). FailedPrecondition says which variable is wrong.
 absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const char*(const char*)>& get);
+
+// The axes with their sizes among `world` ranks: one of all of them where the job file has no mesh.
+std::vector<MeshAxis> MeshOf(const RankEnvironment& env);
 
 // The members file, index = rank. FailedPrecondition, NotFound: it does not belong to this generation.
 absl::StatusOr<std::vector<comm::Member>> ReadMembers(const RankEnvironment& env);

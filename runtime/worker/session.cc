@@ -33,6 +33,7 @@ class ManagedSession final : public Session, public port::WriterHost {
   uint64_t timeline() const override { return link_.membership()->environment().timeline; }
   bool managed() const override { return true; }
   int64_t global_batch() const override { return link_.membership()->environment().global_batch; }
+  std::vector<MeshAxis> mesh() const override { return MeshOf(link_.membership()->environment()); }
   bool has_checkpoints() const override { return link_.membership()->environment().has_checkpoints; }
   const std::string& job() const override { return job_; }
   port::WriterHost* writer_host() override { return this; }

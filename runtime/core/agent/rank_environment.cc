@@ -205,6 +205,13 @@ void AddDeterministic(const spec::CommPolicy& comm, Env* env) {
   if (words.empty()) env->erase("GTRAIN_COMM_ALGO");
 }
 
+// "dp=*,tp=2"
+std::string MeshVariable(const std::vector<spec::MeshAxis>& mesh) {
+  return absl::StrJoin(mesh, ",", [](std::string* out, const spec::MeshAxis& axis) {
+    absl::StrAppend(out, axis.name, "=", axis.size ? absl::StrCat(*axis.size) : "*");
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationGrant& grant,
@@ -230,6 +237,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
                            "GTRAIN_GLOBAL_BATCH",
                            "GTRAIN_KEEPER_SOCKET",
                            "GTRAIN_LIVE_JOBS",
+                           "GTRAIN_MESH",
                            "GTRAIN_RESUME",
                            "GTRAIN_TAKEOVER",
                            "GTRAIN_WAITS"}) {
@@ -262,6 +270,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   };
   for (const auto& [name, value] : own) env[name] = value;
   if (spec.in_place) env["GTRAIN_ELASTIC"] = "in-place";
+  if (!spec.mesh.empty()) env["GTRAIN_MESH"] = MeshVariable(spec.mesh);
   if (spec.global_batch > 0) env["GTRAIN_GLOBAL_BATCH"] = absl::StrCat(spec.global_batch);
   // Its RANK is none of the world: a program that would not wait for its place ends with an error.
   if (rank >= grant.world_size) env["GTRAIN_WAITS"] = "1";

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "job/spec/mesh.h"
 
 namespace gtrain::core {
 
@@ -13,13 +14,7 @@ plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
   demand.count_nodes = spec.nodes.has_value();
   demand.min = range.min;
   demand.max = range.max;
-  bool star = false;
-  int unit = 1;
-  for (const spec::MeshAxis& axis : spec.mesh) {
-    if (axis.size) unit *= *axis.size;
-    star = star || !axis.size;
-  }
-  if (star) demand.unit = std::max(1, unit);
+  demand.unit = static_cast<int>(spec::ShapeOf(spec.mesh).model_ranks);
   demand.ranks_per_node = spec.ranks_per_node;
   if (spec.per == spec::Per::kNode) demand.ranks_per_node = 1;
   demand.cpus = spec.resources.cpus;

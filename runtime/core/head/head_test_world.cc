@@ -37,7 +37,7 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
   for (const std::string& word : words) {
     if (word == "fenced") spec.overlap = spec::Overlap::kWait;
     if (word == "one-per-node") spec.ranks_per_node = 1;
-    if (word == "in-twos") spec.mesh = {{"tp", 2}, {"dp", std::nullopt}};
+    if (word == "in-twos") spec.mesh = {{"dp", std::nullopt}, {"tp", 2}};
     if (word == "in-place") spec.in_place = true;
     if (word == "spare") spec.spares = 1;
     if (word == "budget0") spec.restart.budget = 0;

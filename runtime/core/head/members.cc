@@ -2,13 +2,19 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 
+#include "runtime/core/head/cells.h"
 #include "runtime/core/head/gang.h"
 
 namespace gtrain::core {
 namespace {
+
+// Whether its processes keep their parts of the model.
+bool ByCell(const Job& job) { return job.spec.in_place && job.demand.unit > 1; }
 
 // Whether the process may go on in the place: on its machine, with the GPUs that it was started with.
 bool Fits(const RankPlace& was, const RankPlace& place, bool same_rank) {
@@ -25,6 +31,7 @@ void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>
   for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
     RankPlace place = PlaceOfRank(last, number);
     place.process = ProcessOf(last, number);
+    if (ByCell(job)) place.cell = CellOf(last, number, job.demand.unit);
     const auto there = waiting.find(place.node);
     const bool waits = there != waiting.end() && std::ranges::count(there->second, place.process) > 0 &&
                        !job.hung.contains(place.process);
@@ -38,6 +45,7 @@ void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>
           std::ranges::find_if(here, [&](const RankPlace& was) { return Fits(was, place, same_rank); });
       if (it == here.end()) continue;
       place.process = it->process;
+      place.cell = it->cell;
       here.erase(it);
     }
   }
@@ -83,14 +91,40 @@ void AddMembers(const Job& job, const std::vector<RankPlace>& places, const May&
   }
 }
 
+std::set<ProcessId> MembersBefore(const Job& job) {
+  std::set<ProcessId> were;
+  if (!job.record.grant) return were;
+  for (const RankPlace& place : job.record.grant->ranks)
+    were.insert(ProcessOf(*job.record.grant, place.rank));
+  return were;
+}
+
+// The same where a copy of the model lies on several ranks: as many whole copies as can go on.
+std::vector<bool> MembersByCell(const Job& job, const std::vector<RankPlace>& places) {
+  const std::set<ProcessId> were = MembersBefore(job);
+  std::vector<size_t> order(places.size()), going_on;
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, {}, [&](size_t i) {
+    const RankPlace& place = places[i];
+    return place.process.generation.value == 0 ? 2 : were.contains(place.process) ? 0 : 1;
+  });
+  std::vector<std::optional<int>> cells;
+  for (const size_t i : order) {
+    if (places[i].process.generation.value == 0) break;
+    going_on.push_back(i);
+    cells.push_back(places[i].cell);
+  }
+  const int unit = job.demand.unit, most = job.demand.max / unit;
+  const int alone = CopiesOf(cells, unit, most);
+  if (alone > 0 && alone * unit >= job.demand.min) return ChooseByCell(places, going_on, unit, alone);
+  return ChooseByCell(places, order, unit, std::min(most, static_cast<int>(places.size()) / unit));
+}
+
 // Which of the places are members: those that were, then those that wait and could be. Where these are not
 // enough, also those where a process is to be started.
 std::vector<bool> MembersOf(const Job& job, const std::vector<RankPlace>& places) {
-  std::set<ProcessId> were;
-  if (job.record.grant) {
-    for (const RankPlace& place : job.record.grant->ranks)
-      were.insert(ProcessOf(*job.record.grant, place.rank));
-  }
+  if (ByCell(job) && !job.demand.count_nodes) return MembersByCell(job, places);
+  const std::set<ProcessId> were = MembersBefore(job);
   // A job that counts nodes has whole ones: what is left of another waits for the others there.
   std::set<NodeId> part;
   for (const RankPlace& place : places) {
@@ -128,7 +162,8 @@ void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& gran
   if (!job.stays && job.kept.empty()) grant.waiting.clear();
   NameProcesses(job, job.coming, grant.waiting);
   grant.world_size = static_cast<int>(grant.ranks.size());
-  if (grant.waiting.empty()) return;
+  if (ByCell(job)) SortByCell(job.record.grant ? &*job.record.grant : nullptr, job.demand.unit, grant.ranks);
+  if (grant.waiting.empty() && !ByCell(job)) return;
   std::map<NodeId, int> of_node;
   Number(grant.ranks, 0, of_node);
   Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
@@ -140,6 +175,7 @@ std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> no
   for (const RankPlace& place : grant.waiting) of_others.insert(place.node);
   std::erase_if(nodes, [&](const NodeId& id) { return !of_ranks.contains(id) && !of_others.contains(id); });
   std::ranges::stable_partition(nodes, [&](const NodeId& node) { return of_ranks.contains(node); });
+  std::ranges::stable_partition(nodes, [&](const NodeId& node) { return node == grant.ranks[0].node; });
   return nodes;
 }
 

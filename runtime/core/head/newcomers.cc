@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "base/units.h"
+#include "runtime/core/head/cells.h"
 #include "runtime/core/head/faults.h"
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
@@ -142,17 +143,33 @@ Newcomers::Count Newcomers::CountOf(const Job& job) {
     count.ready += IsReady(one) ? 1 : 0;
   }
   count.wanted = WantedOf(job);
+  count.all_ready = count.ready == count.open;
+  const int unit = job.demand.unit;
+  if (unit == 1 || count.wanted == 0) return count;
+  // Ranks join as whole copies of the model: one that waits for its partner is of no use yet.
+  const GenerationGrant& grant = *job.record.grant;
+  std::vector<std::optional<int>> ready, open;
+  for (int number = 0; number < grant.world_size; ++number) ready.push_back(number % unit);
+  open = ready;
+  for (size_t i = 0; i < job.waiting.size(); ++i) {
+    const std::optional<int>& cell = grant.waiting[i].cell;
+    if (!job.waiting[i].over) open.push_back(cell);
+    if (IsReady(job.waiting[i])) ready.push_back(cell);
+  }
+  const int most = job.RanksOf(grant) / unit;
+  count.ready = CopiesOf(ready, unit, most) * unit - grant.world_size;
+  count.open = CopiesOf(open, unit, most) * unit - grant.world_size;
   return count;
 }
 
 // Sets when the generation is to be re-formed, if at all.
 void Newcomers::Plan(Job& job, const Count& count, Instant now) {
-  const auto& [open, ready, wanted] = count;
+  const auto& [open, ready, wanted, all_ready] = count;
   const bool lacks = wanted > 0 ? open == 0 : open < SparesOf(job) && Stays(job);
   const bool joins = wanted > 0 && ready > 0;
   if (lacks && !job.join_at) job.join_at = now + TryAgain(job);
   if (joins && !job.join_at) job.join_at = now + kJoinBatch;
-  if (joins && (ready == open || ready >= wanted)) job.join_at = now;
+  if (joins && (all_ready || ready >= wanted)) job.join_at = now;
   if (!lacks && !joins) job.join_at.reset();
 }
 

@@ -39,9 +39,11 @@ class Newcomers {
   std::optional<Instant> NextDeadline(const Job& job) const;
 
  private:
-  // Of those that wait: for whom the head waits, who could be a member, and how many are to be.
+  // Of those that wait: for whom the head waits, who could be a member, and how many are to be. Where members
+  // are wanted and a copy of the model lies on several ranks, only those count that complete a copy.
   struct Count {
     int open = 0, ready = 0, wanted = 0;
+    bool all_ready = false;  // nobody is on the way any more
   };
   static Count CountOf(const Job& job);
   static void Plan(Job& job, const Count& count, Instant now);

@@ -1,6 +1,7 @@
 // Tests generations that begin without the processes that are to be started, and those that wait beside them.
 #include "runtime/core/head/newcomers.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -127,6 +128,65 @@ TEST_F(NewcomersTest, SurvivorsGoOnAloneAndTheOtherJoins) {
                                                               ProcessId{{1}, 2}, ProcessId{{1}, 3}));
   EXPECT_EQ(Newest().ranks[1].process, (ProcessId{{2}, 3})) << "the ranks of a machine are neighbours";
   EXPECT_EQ(Status(job).at("restarts"), 1) << "that it joins is not charged";
+}
+
+// A copy of the model lies on two ranks: what is left of one is no member, keeps its part, and waits for its
+// partner. Only whole copies join.
+TEST_F(NewcomersTest, ACopyOfAMeshJoinsWhole) {
+  const JobId job = ThreeGoOn("train 2 4 in-twos in-place");
+  const GenerationGrant two = Newest();
+  EXPECT_EQ(two.world_size, 2);
+  EXPECT_EQ(ProcessIn(two, 0).rank % 2, 0);
+  EXPECT_EQ(ProcessIn(two, 1).rank % 2, 1);
+  ASSERT_THAT(two.waiting, SizeIs(2));
+  const bool first_waits = two.waiting[0].process.generation.value != 0;
+  const RankPlace& left = two.waiting[first_waits ? 0 : 1];
+  const RankPlace& started = two.waiting[first_waits ? 1 : 0];
+  EXPECT_EQ(left.cell, left.process.rank % 2) << "the part that it has in memory";
+  EXPECT_EQ(started.process, ProcessId{});
+  EXPECT_EQ(started.cell, std::nullopt);
+  StartRanks(job);
+  Steps(job, 2, 6);
+  sent_.clear();
+  IsNow(left.node.value, job, 2, left.rank, RankState::kJoined);
+  Pass(absl::Seconds(30), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "alone it is no copy";
+  IsNow(started.node.value, job, 2, started.rank, RankState::kJoined);
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  std::map<std::string, std::vector<ProcessId>> live;
+  for (int number = 0; number < 4; ++number) {
+    const ProcessId process = PlaceOfRank(two, number).process;
+    live[PlaceOfRank(two, number).node.value].push_back(
+        process.generation.value != 0 ? process : ProcessId{{2}, number});
+  }
+  for (const auto& [node, processes] : live) FromNode(node, GenerationGone{job, {2}, true, "", processes});
+  const GenerationGrant four = Newest();
+  EXPECT_EQ(four.world_size, 4);
+  EXPECT_THAT(four.waiting, IsEmpty());
+  for (int rank = 0; rank < 4; ++rank) {
+    const ProcessId process = ProcessIn(four, rank);
+    if (process.generation.value == 1)
+      EXPECT_EQ(process.rank % 2, rank % 2) << "it holds that part";
+    else
+      EXPECT_EQ(rank % 2, 1 - *left.cell) << "the new one is the partner of the one that waited";
+  }
+}
+
+// Who was to be the partner does not come up: another is started, although one still waits.
+TEST_F(NewcomersTest, APartnerThatEndsIsStartedAnew) {
+  const JobId job = ThreeGoOn("train 2 4 in-twos in-place");
+  const GenerationGrant two = Newest();
+  StartRanks(job);
+  Steps(job, 2, 6);
+  for (const RankPlace& place : two.waiting) {
+    if (place.process.generation.value != 0)
+      IsNow(place.node.value, job, 2, place.rank, RankState::kJoined);
+    else
+      Kill(place.node.value, job, 2, place.rank);
+  }
+  sent_.clear();
+  Pass(absl::Seconds(40), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
 // A program that reports no steps is re-formed all the same.

@@ -127,6 +127,9 @@ struct RankPlace {
   std::vector<int> gpus;  // indices into the node's inventory
   // Goes on as this rank where the node still has it; else, and without one, a process is started.
   ProcessId process;
+  // Of a process that waits and was a member: the part of the model that it holds, from 0 on. It is a member
+  // again only as a rank r with r % MeshShape::model_ranks equal to that, for as long as it lives.
+  std::optional<int> cell;
   bool operator==(const RankPlace&) const = default;
 };
 
