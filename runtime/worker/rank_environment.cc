@@ -30,16 +30,15 @@ class Reader {
     if (!absl::SimpleAtoi(text, &value)) Fail(name, absl::StrCat("is '", text, "', not a number"));
     return value;
   }
-  const absl::Status& status() const { return status_; }
-
- private:
   void Fail(const char* name, const std::string& what) {
     if (!status_.ok()) return;
     status_ = absl::FailedPreconditionError(absl::StrCat(
         name, " ", what,
         ": the program was not started by gtrain, or something between changed its environment"));
   }
+  const absl::Status& status() const { return status_; }
 
+ private:
   const std::function<const char*(const char*)>& get_;
   absl::Status status_;
 };
@@ -51,6 +50,24 @@ std::string Optional(const std::function<const char*(const char*)>& get, const c
 
 int64_t GlobalBatch(const std::function<const char*(const char*)>& get, Reader& reader) {
   return get("GTRAIN_GLOBAL_BATCH") == nullptr ? 0 : reader.Number<int64_t>("GTRAIN_GLOBAL_BATCH");
+}
+
+// What must be equal on ranks that are to compute the same bits (docs/protocols/rank-environment.md).
+void ReadDeterminism(const std::function<const char*(const char*)>& get, Reader& reader,
+                     RankEnvironment* env) {
+  constexpr int kVirtualRanksMax = 65'536;
+  constexpr const char* kThreads[] = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+                                      "BLIS_NUM_THREADS"};
+  constexpr char kName[] = "GTRAIN_VIRTUAL_RANKS";
+  if (get(kName) == nullptr) return;
+  env->virtual_ranks = reader.Number<int>(kName);
+  if (env->virtual_ranks < 1 || env->virtual_ranks > kVirtualRanksMax)
+    reader.Fail(kName, absl::StrCat("is ", env->virtual_ranks, ", not 1 to ", kVirtualRanksMax));
+  for (const char* name : kThreads) {
+    const char* value = get(name);
+    absl::StrAppend(&env->threads, env->threads.empty() ? "" : " ", name, value == nullptr ? " unset" : "=",
+                    value == nullptr ? "" : value);
+  }
 }
 
 // Started by hand. Ranks of another launcher would each believe to be alone: refused.
@@ -71,6 +88,7 @@ absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const 
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
   Reader reader(get);
   env.global_batch = GlobalBatch(get, reader);
+  ReadDeterminism(get, reader, &env);
   GT_RETURN_IF_ERROR(reader.status());
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
@@ -129,6 +147,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.members_file = reader.Text("GTRAIN_MEMBERS");
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
   env.global_batch = GlobalBatch(get, reader);
+  ReadDeterminism(get, reader, &env);
   env.in_place = Optional(get, "GTRAIN_ELASTIC") == "in-place";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");

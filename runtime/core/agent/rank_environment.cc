@@ -205,6 +205,23 @@ void AddDeterministic(const spec::CommPolicy& comm, Env* env) {
   if (words.empty()) env->erase("GTRAIN_COMM_ALGO");
 }
 
+// One number of threads on every rank, which follows from the job file alone: neither from the shell that
+// launches nor from how many ranks a machine has. More threads add in another order.
+void AddDeterminism(const spec::JobSpec& spec, Env* env) {
+  if (spec.virtual_ranks == 0) return;
+  (*env)["GTRAIN_VIRTUAL_RANKS"] = absl::StrCat(spec.virtual_ranks);
+  const auto written = spec.env.find("OMP_NUM_THREADS");
+  const std::string threads =
+      written != spec.env.end() ? written->second : absl::StrCat(spec.resources.cpus.value_or(1));
+  for (const char* name :
+       {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"}) {
+    if (spec.env.count(name) == 0) (*env)[name] = threads;
+  }
+  for (const char* name : {"OMP_DYNAMIC", "MKL_DYNAMIC"}) {
+    if (spec.env.count(name) == 0) (*env)[name] = "FALSE";
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationGrant& grant,
@@ -232,6 +249,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
                            "GTRAIN_LIVE_JOBS",
                            "GTRAIN_RESUME",
                            "GTRAIN_TAKEOVER",
+                           "GTRAIN_VIRTUAL_RANKS",
                            "GTRAIN_WAITS"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
@@ -241,6 +259,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
   for (auto it = env.begin(); it != env.end();) it = Forbidden(it->first) ? env.erase(it) : std::next(it);
 
+  AddDeterminism(spec, &env);  // before the default of OMP_NUM_THREADS
   AddTorchrun(grant, spec, rank, PlaceOf(grant, rank), &env);
   AddGpus(config, grant, spec, rank, &env);
   AddCheckpoint(config, grant, spec, &env);
