@@ -219,8 +219,7 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         place.epoch = at.epoch;
         place.batch = batch.size();
         place.samples = sharding::SamplesOf(
-            options_.samples,
-            parts_->Begin(batch, place.step, session_->rank(), session_->world_size()));
+            options_.samples, parts_->Begin(batch, place.step, session_->rank(), session_->world_size()));
         for (Gradient& gradient : gradients_) {
           std::fill_n(gradient.data, gradient.count, 0.0F);
           gradient.ready = false;

@@ -84,8 +84,8 @@ class ElasticRun {
   // for this process: exit 75. FailedPrecondition: the last step was not reduced or not applied. Other errors
   // are those of the checkpoints, or say what differs between ranks.
   absl::StatusOr<StepPlace> Begin();
-  // Ends the part before, whose loss was `loss`, and begins the next one of this rank, if there is any; before
-  // the first one of a step `loss` is nothing. FailedPrecondition: no step was begun.
+  // Ends the part before, whose loss was `loss`, and begins the next one of this rank, if there is any;
+  // before the first one of a step `loss` is nothing. FailedPrecondition: no step was begun.
   absl::StatusOr<StepPart> NextPart(double loss);
   // The gradient is this rank's whole sum: it leaves while others are still computed, where the job
   // compresses; else with Reduce. Never blocks; Reduce returns its errors: there is no such gradient, or it

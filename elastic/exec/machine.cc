@@ -25,7 +25,8 @@ using Text = std::array<char, 1024>;
 
 absl::StatusOr<std::string> TextOf(Communicator& comm, const std::string& machine, int rank) {
   Text text{};
-  if (comm.rank() == rank) std::memcpy(text.data(), machine.data(), std::min(machine.size(), text.size() - 1));
+  if (comm.rank() == rank)
+    std::memcpy(text.data(), machine.data(), std::min(machine.size(), text.size() - 1));
   GT_RETURN_IF_ERROR(comm.Broadcast(text.data(), text.size(), DType::kUint8, rank));
   return std::string(text.data());
 }

@@ -61,15 +61,16 @@ absl::StatusOr<double> Parts::Loss(double loss) const {
     return absl::FailedPreconditionError(absl::StrCat(
         "the program has computed ", std::max(0, next_ - run_.begin - 1), " of the ", run_.size(),
         " parts that this step has on this rank",
-        bitwise() ? ". With `elastic.determinism: bitwise` gradients are computed part by part, so that their "
-                    "sum does not depend on the number of ranks: take the samples of `step.parts()` and not "
-                    "those of the step"
-                  : ": go through all of them, or take the samples of the step"));
+        bitwise()
+            ? ". With `elastic.determinism: bitwise` gradients are computed part by part, so that their "
+              "sum does not depend on the number of ranks: take the samples of `step.parts()` and not "
+              "those of the step"
+            : ": go through all of them, or take the samples of the step"));
   }
   if (loss != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the step has a loss of ", loss, " beside those of its parts: the loss of a part is set "
-                     "when that ends, and that of the step is 0 then"));
+    return absl::InvalidArgumentError(absl::StrCat("the step has a loss of ", loss,
+                                                   " beside those of its parts: the loss of a part is set "
+                                                   "when that ends, and that of the step is 0 then"));
   }
   return loss_;
 }

@@ -1,6 +1,7 @@
-// The parts of a step: a batch is cut into virtual ranks, and a rank computes consecutive ones, one at a time.
-// There are as many as ranks, so one each, or, where the job wants the same bits at any number of ranks, as
-// many as it says (`elastic.virtual_ranks`), whose gradients are then added along a tree (tree_sum.h).
+// The parts of a step: a batch is cut into virtual ranks, and a rank computes consecutive ones, one at a
+// time. There are as many as ranks, so one each, or, where the job wants the same bits at any number of
+// ranks, as many as it says (`elastic.virtual_ranks`), whose gradients are then added along a tree
+// (tree_sum.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -27,8 +28,7 @@ struct StepPart {
 class Parts {
  public:
   // `virtual_ranks` 0: as many as ranks. The memory of the gradients outlives this.
-  Parts(const sharding::SampleOptions& samples, int virtual_ranks,
-        std::vector<absl::Span<float>> gradients);
+  Parts(const sharding::SampleOptions& samples, int virtual_ranks, std::vector<absl::Span<float>> gradients);
 
   bool bitwise() const { return sum_ != nullptr; }
   void BeginGeneration();

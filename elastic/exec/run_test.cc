@@ -60,7 +60,7 @@ class Job {
   std::function<void(int64_t step)> between = [](int64_t) {};
   // Called by every process when it has made the last step.
   std::function<void()> at_end = [] {};
-  int virtual_ranks = 0;  // above 0 the program takes parts
+  int virtual_ranks = 0;                  // above 0 the program takes parts
   std::map<int, std::vector<int>> after;  // the generation that begins when this process has ended
   std::function<std::string(int process)> machine = [](int) { return "a machine"; };
 
@@ -164,7 +164,7 @@ class Job {
       for (double of_part = 0; virtual_ranks > 0;) {
         GT_ASSIGN_OR_RETURN(const StepPart part, run.NextPart(of_part));
         if (part.done) break;
-        of_part = compute(part.samples);
+        of_part = compute(part.samples) + static_cast<double>(part.seed % 1000);
       }
       if (const Turn* turn = Due(step.step, At::kReady, process); turn != nullptr && turn->dies) return died;
       GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(loss));
@@ -405,11 +405,12 @@ TEST_F(ElasticRunTest, BitwiseStepsHaveTheSameBitsAtAnyNumberOfRanks) {
 // 4 ranks, 2, 3 and 4 again, whatever the lost ones were doing.
 TEST_F(ElasticRunTest, BitwiseStepsHaveTheSameBitsThroughGenerationsThatEndAnywhere) {
   const Outcome alone = Alone(6);
-  for (const At at : {At::kCompute, At::kReady, At::kTree, At::kSummed, At::kUntold, At::kReduced, At::kApplied}) {
+  for (const At at :
+       {At::kCompute, At::kReady, At::kTree, At::kSummed, At::kUntold, At::kReduced, At::kApplied}) {
     SCOPED_TRACE(static_cast<int>(at));
     const bool dies = at == At::kCompute || at == At::kReady || at >= At::kReduced;
-    BitwiseJob job(
-        6, {{3, at, 2, {1, 0}, dies}, {6, at, 1, {0, 4, 1}, false}, {9, at, 4, {5, 1, 4, 0}, false}});
+    BitwiseJob job(6,
+                   {{3, at, 2, {1, 0}, dies}, {6, at, 1, {0, 4, 1}, false}, {9, at, 4, {5, 1, 4, 0}, false}});
     ExpectBits(job.Run(6, 4), alone);
     EXPECT_EQ(job.generations(), 4u);
   }

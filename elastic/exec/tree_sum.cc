@@ -1,6 +1,6 @@
 // What each rank has left of its own leaves is a short list of buffers. A round sends the first of them, and
-// adds what arrives to the last. Rounds run piece by piece: a rank that has sent its part of one piece goes on
-// to the next one, so that all levels of the tree are busy at once with a large gradient.
+// adds what arrives to the last. Rounds run piece by piece: a rank that has sent its part of one piece goes
+// on to the next one, so that all levels of the tree are busy at once with a large gradient.
 #include "elastic/exec/tree_sum.h"
 
 #include <algorithm>
@@ -103,8 +103,8 @@ absl::Status TreeSum::SumPiece(Communicator& comm, size_t begin, size_t end, flo
   for (const TreeRound& round : RoundsOf(leaves_, rank_, ranks_)) {
     std::vector<Message> messages;
     if (round.receive_from >= 0) {
-      messages.push_back({Message::Kind::kReceive, arriving_.data(), bytes, DType::kUint8, round.receive_from,
-                          round.level});
+      messages.push_back(
+          {Message::Kind::kReceive, arriving_.data(), bytes, DType::kUint8, round.receive_from, round.level});
     }
     if (round.send_to >= 0) {
       messages.push_back({Message::Kind::kSend, slots_[first++].data() + begin, bytes, DType::kUint8,

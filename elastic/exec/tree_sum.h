@@ -61,9 +61,9 @@ class TreeSum {
   std::vector<Buffer> slots_;
   Buffer arriving_;
 
-  int finished_ = 0;                   // steps of this generation
-  absl::Duration folding_;             // in this step
-  absl::Duration tree_, all_reduce_;   // the fastest that was measured
+  int finished_ = 0;                  // steps of this generation
+  absl::Duration folding_;            // in this step
+  absl::Duration tree_, all_reduce_;  // the fastest that was measured
   std::string cost_;
 };
 

@@ -108,9 +108,8 @@ TEST(TreeSumTest, SaysWhatItCosts) {
       std::ranges::fill(gradient, 1);
       EXPECT_EQ(sum.cost().empty(), step < 12);
     }
-    EXPECT_THAT(sum.cost(),
-                testing::MatchesRegex(
-                    "bitwise, a tree of 3 virtual ranks over 3: [0-9.e-]+ ms a step, an all-reduce takes [0-9.e-]+ ms"));
+    EXPECT_THAT(sum.cost(), testing::MatchesRegex("bitwise, a tree of 3 virtual ranks over 3: [0-9.e-]+ ms a "
+                                                  "step, an all-reduce takes [0-9.e-]+ ms"));
   });
 }
 
@@ -123,9 +122,10 @@ TEST(MachineTest, TheErrorNamesRanksAndMachines) {
     const bool odd = comm.rank() == 0 || comm.rank() == 3;
     const absl::Status status = CheckMachines(comm, odd ? "another; OMP_NUM_THREADS=2" : "one kind", 2);
     EXPECT_EQ(status.code(), odd ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable);
-    EXPECT_THAT(status.message(),
-                testing::HasSubstr("ranks 0, 3 have another; OMP_NUM_THREADS=2 (rank 0); rank 2, with whose bits "
-                                   "training goes on, has one kind."));
+    EXPECT_THAT(
+        status.message(),
+        testing::HasSubstr("ranks 0, 3 have another; OMP_NUM_THREADS=2 (rank 0); rank 2, with whose bits "
+                           "training goes on, has one kind."));
   });
 }
 

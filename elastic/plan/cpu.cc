@@ -16,11 +16,9 @@ namespace {
 
 // Keys of the file, and the words for people before their values.
 constexpr std::pair<absl::string_view, absl::string_view> kIdentity[] = {
-    {"vendor_id", ""},           {"cpu family", "family "},
-    {"model", "model "},         {"stepping", "stepping "},
-    {"CPU implementer", "Arm "}, {"CPU architecture", "architecture "},
-    {"CPU variant", "variant "}, {"CPU part", "part "},
-    {"CPU revision", "revision "}};
+    {"vendor_id", ""},           {"cpu family", "family "},   {"model", "model "},
+    {"stepping", "stepping "},   {"CPU implementer", "Arm "}, {"CPU architecture", "architecture "},
+    {"CPU variant", "variant "}, {"CPU part", "part "},       {"CPU revision", "revision "}};
 // The sets of vector and matrix instructions: a feature belongs to one whose name it begins with.
 constexpr absl::string_view kX86Sets[] = {"sse", "ssse3", "avx", "amx", "fma", "f16c", "xop"};
 constexpr absl::string_view kArmSets[] = {"asimd", "sve", "sme", "fphp", "fcma", "i8mm", "bf16"};

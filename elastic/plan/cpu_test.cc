@@ -23,13 +23,15 @@ flags		: fpu
 )";
 
 TEST(CpuTest, SaysWhatLibrariesChooseBy) {
-  EXPECT_EQ(DescribeCpu(kX86),
-            "GenuineIntel, family 6, model 85, stepping 7, with avx avx2 avx512_vnni avx512f f16c fma sse sse2 "
-            "sse4_1 ssse3");
-  EXPECT_EQ(DescribeCpu("processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd evtstrm aes atomics fphp "
-                        "asimdhp sve bf16\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\n"
-                        "CPU part\t: 0xd40\nCPU revision\t: 1\n\n"),
-            "Arm 0x41, architecture 8, variant 0x1, part 0xd40, revision 1, with asimd asimdhp bf16 fphp sve");
+  EXPECT_EQ(
+      DescribeCpu(kX86),
+      "GenuineIntel, family 6, model 85, stepping 7, with avx avx2 avx512_vnni avx512f f16c fma sse sse2 "
+      "sse4_1 ssse3");
+  EXPECT_EQ(
+      DescribeCpu("processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd evtstrm aes atomics fphp "
+                  "asimdhp sve bf16\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\n"
+                  "CPU part\t: 0xd40\nCPU revision\t: 1\n\n"),
+      "Arm 0x41, architecture 8, variant 0x1, part 0xd40, revision 1, with asimd asimdhp bf16 fphp sve");
 }
 
 TEST(CpuTest, NothingThatIsKnownIsEmpty) {

@@ -12,7 +12,9 @@ namespace gtrain::elastic {
 namespace {
 
 // Neither commutative nor associative: one order of adding has this result.
-uint64_t Add(uint64_t left, uint64_t right) { return (left * 0x9E3779B97F4A7C15) ^ (right + 0x7F4A7C15) * 31; }
+uint64_t Add(uint64_t left, uint64_t right) {
+  return (left * 0x9E3779B97F4A7C15) ^ (right + 0x7F4A7C15) * 31;
+}
 uint64_t Leaf(int leaf) { return PartSeed(1, 2, leaf); }
 
 // The definition, which knows nothing of ranks.
@@ -96,7 +98,8 @@ TEST(TreeTest, AnyNumberOfRanksAddsInTheSameOrder) {
       ASSERT_EQ(Play(leaves, ranks), Root(leaves)) << leaves << " leaves, " << ranks << " ranks";
   }
   for (const int leaves : {63, 64, 65, 255, 256, 257, 1000, 1023, 1024}) {
-    for (const int ranks : {1, 2, 3, 4, 5, 7, 16, 31, 60, 63, 64, 100, 129, 500, 683, 999, 1000, 1023, 1024, 1500})
+    for (const int ranks :
+         {1, 2, 3, 4, 5, 7, 16, 31, 60, 63, 64, 100, 129, 500, 683, 999, 1000, 1023, 1024, 1500})
       ASSERT_EQ(Play(leaves, ranks), Root(leaves)) << leaves << " leaves, " << ranks << " ranks";
   }
 }
@@ -138,7 +141,9 @@ TEST(TreeTest, RoundsAndBlocksAreFew) {
         EXPECT_LE(RoundsOf(leaves, rank, ranks).size(),
                   static_cast<size_t>(std::bit_width(static_cast<unsigned>(leaves - 1))));
         EXPECT_LE(BlocksOf(leaves, run).size(),
-                  run.size() == 0 ? 0u : 2u * static_cast<size_t>(std::bit_width(static_cast<unsigned>(run.size()))));
+                  run.size() == 0
+                      ? 0u
+                      : 2u * static_cast<size_t>(std::bit_width(static_cast<unsigned>(run.size()))));
       }
     }
   }

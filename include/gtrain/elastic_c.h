@@ -47,10 +47,10 @@ GTRAIN_API gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t 
  * generation for this process: exit with 75. Outside gtrain the same program is a world of one rank. */
 /* ---- the same bits at any number of ranks ----
  *
- * With `elastic: {determinism: bitwise}` in the job file the samples of a step are cut into parts, the virtual
- * ranks, as many as `virtual_ranks` says or the job has ranks at most. A rank computes consecutive ones, one
- * after the other, and gtrain adds their gradients and losses in an order that does not know which rank had
- * which. The loop inside of a step then is:
+ * With `elastic: {determinism: bitwise}` in the job file the samples of a step are cut into parts, the
+ * virtual ranks, as many as `virtual_ranks` says or the job has ranks at most. A rank computes consecutive
+ * ones, one after the other, and gtrain adds their gradients and losses in an order that does not know which
+ * rank had which. The loop inside of a step then is:
  *
  *   double loss = 0;
  *   while (gtrain_elastic_next_part(run, loss, &part, &error) == GTRAIN_OK && !part.done)

@@ -75,9 +75,10 @@ void JobReader::CheckDeterminism(const Node& root) {
     return;
   }
   if (!spec_.comm.codecs.empty() || spec_.comm.automatic) {
-    report_.Error(PlaceOf(root, "comm.compression"),
-                  "`comm.compression` with `elastic.determinism: bitwise`: what compression sends, and what it "
-                  "holds back, depends on the number of ranks; keep one");
+    report_.Error(
+        PlaceOf(root, "comm.compression"),
+        "`comm.compression` with `elastic.determinism: bitwise`: what compression sends, and what it "
+        "holds back, depends on the number of ranks; keep one");
   }
   int64_t ranks = spec_.ranks ? spec_.ranks->max : 0;
   const bool one_each = spec_.per == Per::kNode;
@@ -86,9 +87,10 @@ void JobReader::CheckDeterminism(const Node& root) {
   if (spec_.virtual_ranks == 0) {
     spec_.virtual_ranks = static_cast<int>(std::min<int64_t>(ranks, kRanksMax));
     if (ranks == 0) {
-      report_.Error(PlaceOf(root, "elastic.determinism"),
-                    "`elastic.determinism: bitwise` needs `virtual_ranks`, the number of parts that a step is "
-                    "cut into: with `nodes` and no `ranks_per_node` there is no largest number of ranks");
+      report_.Error(
+          PlaceOf(root, "elastic.determinism"),
+          "`elastic.determinism: bitwise` needs `virtual_ranks`, the number of parts that a step is "
+          "cut into: with `nodes` and no `ranks_per_node` there is no largest number of ranks");
     }
   } else if (ranks > spec_.virtual_ranks) {
     report_.Error(there, absl::StrCat("`elastic.virtual_ranks`: ", spec_.virtual_ranks,

@@ -356,10 +356,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "f:2:41: `comm.allow`: fp16 is there twice"}));
 
 INSTANTIATE_TEST_SUITE_P(
-    NotBuiltYet, FileErrors,
+    Determinism, FileErrors,
     ::testing::Values(
-        ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "that needs `mode: in-place`"},
-        ErrorCase{"", "run: a\nelastic: {global_batch: 0}\n", "elastic.global_batch"},
         ErrorCase{"", "run: a\nelastic: {determinism: exact}\n",
                   "f:2:24: `elastic.determinism`: 'exact' is not known; it must be none or bitwise"},
         ErrorCase{"", "run: a\nelastic: {virtual_ranks: 4}\n",
@@ -373,7 +371,13 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\nelastic: {determinism: bitwise}\ncomm: {compression: fp16}\n",
                   "f:3:21: `comm.compression` with `elastic.determinism: bitwise`"},
         ErrorCase{"", "run: a\nelastic: {determinism: bitwise}\ncomm: {compression: auto, allow: [topk]}\n",
-                  "f:3:21: `comm.compression` with `elastic.determinism: bitwise`"},
+                  "f:3:21: `comm.compression` with `elastic.determinism: bitwise`"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    NotBuiltYet, FileErrors,
+    ::testing::Values(
+        ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "that needs `mode: in-place`"},
+        ErrorCase{"", "run: a\nelastic: {global_batch: 0}\n", "elastic.global_batch"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: none, replicas: 1}\n", "there is nothing to copy"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: ram}\n", "is neither `memory`"},
         ErrorCase{"C9", "run: a\ncheckpoint: {uri: x, max_rollback: 1001}\n",

@@ -2,8 +2,8 @@
 // exactly, with noise from the parts' seeds.
 //   e2e_elastic_bitwise DIR STEPS STEP_MS [late | whole]
 // DIR/trained.PID has a line for each step whose update this process made: generation, step, ranks.
-// DIR/weights.PID has the bytes of the weights at the end. Where there is DIR/fast steps take no time. late: a
-// process that is started after the first generation joins once it has taken DIR/come away. whole: the
+// DIR/weights.PID has the bytes of the weights at the end. Where there is DIR/fast steps take no time. late:
+// a process that is started after the first generation joins once it has taken DIR/come away. whole: the
 // program takes the samples of the step.
 #include <gtrain/gtrain.h>
 #include <poll.h>
@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <span>
 #include <string>
 
@@ -57,8 +56,7 @@ gtrain::Status Network(gtrain::Elastic& run, const Arguments& arguments) {
     for (size_t i = 0; i < all.size(); ++i) all[i] = 0.3F * std::sin(static_cast<float>(3 * i + 1));
   });
   auto& gradients = run.Reduce({kWeights});
-  const auto data =
-      run.Samples({.samples = arguments.steps * kBatch, .global_batch = kBatch, .seed = 11});
+  const auto data = run.Samples({.samples = arguments.steps * kBatch, .global_batch = kBatch, .seed = 11});
   const std::string mine = std::to_string(getpid());
   std::ofstream trained(arguments.folder + "/trained." + mine);
   const gtrain::Status status = run.Train(data, [&](gtrain::Step& step) {
@@ -75,10 +73,11 @@ gtrain::Status Network(gtrain::Elastic& run, const Arguments& arguments) {
       return step.Apply(gradients, loss, update);
     }
     for (gtrain::MicroBatch& part : step.parts()) {
-      std::mt19937_64 random(part.seed());
+      uint64_t random = part.seed();
       double loss = 0;
       for (const int64_t sample : part.samples()) {
-        const float noise = 0.01F * static_cast<float>(random() >> 40) / (1 << 24);
+        random = random * 6364136223846793005 + 1442695040888963407;
+        const float noise = 0.01F * static_cast<float>(random >> 40) / (1 << 24);
         loss += Accumulate(sample, noise, w, gradients[0]);
       }
       gradients.Ready(0);

@@ -205,9 +205,11 @@ void AddDeterministic(const spec::CommPolicy& comm, Env* env) {
   if (words.empty()) env->erase("GTRAIN_COMM_ALGO");
 }
 
-// One number of threads on every rank, which follows from the job file alone: neither from the shell that
-// launches nor from how many ranks a machine has. More threads add in another order.
-void AddDeterminism(const spec::JobSpec& spec, Env* env) {
+// With virtual ranks every rank has one number of threads, which follows from the job file alone: neither
+// from the shell that launches nor from how many ranks a machine has. More threads add in another order.
+void AddElastic(const spec::JobSpec& spec, Env* env) {
+  if (spec.in_place) (*env)["GTRAIN_ELASTIC"] = "in-place";
+  if (spec.global_batch > 0) (*env)["GTRAIN_GLOBAL_BATCH"] = absl::StrCat(spec.global_batch);
   if (spec.virtual_ranks == 0) return;
   (*env)["GTRAIN_VIRTUAL_RANKS"] = absl::StrCat(spec.virtual_ranks);
   const auto written = spec.env.find("OMP_NUM_THREADS");
@@ -259,7 +261,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
   for (auto it = env.begin(); it != env.end();) it = Forbidden(it->first) ? env.erase(it) : std::next(it);
 
-  AddDeterminism(spec, &env);  // before the default of OMP_NUM_THREADS
+  AddElastic(spec, &env);  // before the default of OMP_NUM_THREADS
   AddTorchrun(grant, spec, rank, PlaceOf(grant, rank), &env);
   AddGpus(config, grant, spec, rank, &env);
   AddCheckpoint(config, grant, spec, &env);
@@ -280,8 +282,6 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
       {"GTRAIN_RUN_DIR", grant.run_dir},
   };
   for (const auto& [name, value] : own) env[name] = value;
-  if (spec.in_place) env["GTRAIN_ELASTIC"] = "in-place";
-  if (spec.global_batch > 0) env["GTRAIN_GLOBAL_BATCH"] = absl::StrCat(spec.global_batch);
   // Its RANK is none of the world: a program that would not wait for its place ends with an error.
   if (rank >= grant.world_size) env["GTRAIN_WAITS"] = "1";
   return env;
