@@ -161,8 +161,8 @@ absl::Status TreeSum::Measure(Communicator& comm, absl::Duration tree) {
   all_reduce_ = first ? all_reduce : std::min(all_reduce_, all_reduce);
   if (finished_ + 1 < kMeasureTo) return absl::OkStatus();
   cost_ = absl::StrFormat(
-      "bitwise, a tree of %d virtual ranks over %d: %.3g ms a step, an all-reduce takes %.3g ms", leaves_,
-      ranks_, absl::ToDoubleMilliseconds(tree_), absl::ToDoubleMilliseconds(all_reduce_));
+      "bitwise, a tree of %d virtual ranks over %d ranks: %.3g ms a step, an all-reduce takes %.3g ms",
+      leaves_, ranks_, absl::ToDoubleMilliseconds(tree_), absl::ToDoubleMilliseconds(all_reduce_));
   if (rank_ == 0) comm.ReportCompression(cost_);
   return absl::OkStatus();
 }

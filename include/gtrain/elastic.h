@@ -70,7 +70,7 @@ class Step {
   int64_t number() const { return place_.step; }  // the first is 1
   int64_t epoch() const { return place_.epoch; }  // from 0
   int64_t batch() const { return place_.batch; }  // samples of all ranks together
-  std::span<const int64_t> samples() const {      // this rank's share
+  std::span<const int64_t> samples() const {      // this rank's share, that of all its parts
     return {place_.samples, static_cast<size_t>(place_.sample_count)};
   }
 

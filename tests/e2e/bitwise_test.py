@@ -91,10 +91,11 @@ class BitwiseTest(harness.GtrainTest):
         steps = sorted({line for lines in self.trained('changing').values() for line in lines})
         sizes = [size for size, _ in itertools.groupby(ranks for _, _, ranks in steps)]
         print(f'\n{sizes} ranks, {digests}', flush=True)
+        self.assertIn('trained once', self.gtrain('data', 'audit', 'changing').stdout)
         rest = iter(sizes)
         self.assertTrue(all(size in rest for size in (2, 4, 2, 3, 4, 3)), sizes)
         self.assertEqual(len(set(digests.values())), 1, digests)
-        self.assertRegex(self.job('four')['compression'], r'^bitwise, a tree of 8 virtual ranks over 4: \S+ ms a step, an all-reduce')
+        self.assertRegex(self.job('four')['compression'], r'^bitwise, a tree of 8 virtual ranks over 4 ranks: \S+ ms a step, an all-reduce')
 
     def test_a_job_that_restarts_has_the_same_bits(self):
         self.launch('alone', 1, steps=120)
