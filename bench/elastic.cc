@@ -3,7 +3,8 @@
 // {mode: in-place}`: with `ranks: {min: 3, max: 4}`, where the three that are left go on alone and the fourth
 // joins them later, and with `ranks: 4`, where they wait for it. Beside it the same program in a job that
 // restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
-// ranks; there, too, all four count. `--only kills`: a hundred kills in one job.
+// ranks; there, too, all four count. `--only kills`: a hundred kills in one job. `--only bitwise`: a step
+// with `determinism: bitwise` beside the same without.
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -151,6 +152,25 @@ class Bench {
     return all;
   }
 
+  // The time of a step of four ranks that compute next to nothing, in milliseconds. Writes its job file with
+  // `elastic`.
+  absl::StatusOr<double> Step(const std::string& elastic, int64_t weights, int64_t steps) {
+    constexpr int64_t kBatch = 60, kEpochs = 2, kBegin = 20;
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
+    const std::string file = folder / "job.yaml";
+    std::ofstream(file) << "name: " << folder.filename().string() << "\nrun: [" << rank_.string() << ", "
+                        << folder.string() << ", \"" << steps * kBatch / kEpochs << "\", \"" << kBatch
+                        << "\", \"0\", \"" << weights << "\"]\nranks: " << kRanks << "\nelastic: {" << elastic
+                        << "}\nresources: {cpus: 1, oversubscribe: true}\n";
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", file}, kPatience));
+    for (const auto& [pid, made] : ReadUpdates(folder)) {
+      if (std::ssize(made) != steps) break;
+      return static_cast<double>(made.back().at_ns - made[kBegin].at_ns) / 1e6 /
+             static_cast<double>(steps - 1 - kBegin);
+    }
+    return absl::InternalError(absl::StrCat("a rank did not make ", steps, " steps in ", folder.string()));
+  }
+
   // Without --redirects and --tee torch 1.13 does not start under Python 3.11, which lists no flag of value
   // 0.
   absl::StatusOr<double> Torchrun(const std::string& interval) {
@@ -235,6 +255,47 @@ absl::Status PrintKills(Bench& bench, int kills) {
   return absl::OkStatus();
 }
 
+// What the tree costs whose sums do not depend on the number of ranks.
+absl::StatusOr<std::vector<Outcome>> Bitwise(Bench& bench, bool quick) {
+  struct Row {
+    const char* gradients;
+    int64_t weights, steps;
+  };
+  constexpr Row kRows[] = {{"4 KB", 1'000, 400}, {"4 MB", 1'000'000, 200}, {"64 MB", 16'000'000, 60}};
+  std::vector<Outcome> all;
+  for (const Row& row : kRows) {
+    for (const int parts : {4, 16}) {
+      if (quick && (parts > kRanks || row.steps < 100)) continue;
+      const std::string elastic = absl::StrCat("determinism: bitwise, virtual_ranks: ", parts);
+      Comparison comparison{absl::StrCat("bitwise, ", parts, " parts, ", row.gradients),
+                            "ms",
+                            [&] { return bench.Step(elastic, row.weights, row.steps); },
+                            {}};
+      comparison.peers.push_back(
+          {"all-reduce", [&] { return bench.Step("determinism: none", row.weights, row.steps); }});
+      GT_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Measure(comparison, quick ? 3 : 7));
+      all.insert(all.end(), outcomes.begin(), outcomes.end());
+    }
+  }
+  return all;
+}
+
+absl::StatusOr<std::vector<Outcome>> OneKill(Bench& bench, bool quick) {
+  Comparison comparison{"a rank of four is killed: until the others step on",
+                        "ms",
+                        [&] { return bench.Ours("in-place", Until::kSurvivorsStep); },
+                        {}};
+  comparison.peers.push_back({"in place, until all four step", [&] { return bench.Ours("in-place"); }});
+  comparison.peers.push_back({"gtrain, elastic.mode restart", [&] { return bench.Ours("restart"); }});
+  if (bench.HasTorch()) {
+    comparison.peers.push_back({"torchrun --monitor_interval 0.1", [&] { return bench.Torchrun("0.1"); }});
+    if (!quick) comparison.peers.push_back({"torchrun", [&] { return bench.Torchrun("5"); }});
+  } else {
+    std::fprintf(stderr, "bench_elastic: torchrun is left out: tools/install.sh --bench\n");
+  }
+  return Measure(comparison, quick ? 3 : 15);
+}
+
 int Main(const Options& options) {
   Bench bench(options);
   if (const absl::Status started = bench.Start(); !started.ok()) {
@@ -247,19 +308,8 @@ int Main(const Options& options) {
     if (!printed.ok()) std::fprintf(stderr, "bench_elastic: %s\n", printed.ToString().c_str());
     return printed.ok() ? 0 : 1;
   }
-  Comparison comparison{"a rank of four is killed: until the others step on",
-                        "ms",
-                        [&] { return bench.Ours("in-place", Until::kSurvivorsStep); },
-                        {}};
-  comparison.peers.push_back({"in place, until all four step", [&] { return bench.Ours("in-place"); }});
-  comparison.peers.push_back({"gtrain, elastic.mode restart", [&] { return bench.Ours("restart"); }});
-  if (bench.HasTorch()) {
-    comparison.peers.push_back({"torchrun --monitor_interval 0.1", [&] { return bench.Torchrun("0.1"); }});
-    if (!options.quick) comparison.peers.push_back({"torchrun", [&] { return bench.Torchrun("5"); }});
-  } else {
-    std::fprintf(stderr, "bench_elastic: torchrun is left out: tools/install.sh --bench\n");
-  }
-  const auto outcomes = Measure(comparison, options.quick ? 3 : 15);
+  const auto outcomes =
+      options.only == "bitwise" ? Bitwise(bench, options.quick) : OneKill(bench, options.quick);
   bench.Stop();
   if (!outcomes.ok()) {
     std::fprintf(stderr, "bench_elastic: %s\n", outcomes.status().ToString().c_str());
@@ -272,5 +322,5 @@ int Main(const Options& options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"kills"}));
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"kills", "bitwise"}));
 }

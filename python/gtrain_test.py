@@ -548,6 +548,51 @@ class ElasticTest(unittest.TestCase):
             with self.assertRaisesRegex(gtrain.InvalidArgument, "powersgd compresses matrices"):
                 next(iter(run))
 
+    def parts(self, session):
+        """The parts of all steps, as (step, virtual rank, seed, samples), and the loss that was reported last."""
+        run = gtrain.Elastic(session, samples=20, global_batch=10, seed=3)
+        g = run.gradient(np.zeros(2, dtype=np.float32))
+        seen = []
+        for step in run:
+            whole = []
+            for part in step.parts():
+                self.assertFalse(g.any(), "zeros when a part begins")
+                g += part.samples.size * np.float32(2)
+                run.ready(0)
+                part.loss = 1
+                whole += list(part.samples)
+                seen.append((step.number, part.virtual_rank, part.seed, list(part.samples)))
+            self.assertEqual(whole, list(step.samples))
+            self.assertTrue(step.apply(lambda: self.assertEqual(list(g), [2, 2], "the mean over all parts")))
+        return seen
+
+    def test_a_step_has_one_part(self):
+        with gtrain.Session(stay=True) as session:
+            parts = self.parts(session)
+            self.assertEqual([(step, rank, len(samples)) for step, rank, _, samples in parts], [(1, 0, 10), (2, 0, 10)])
+
+    def test_a_bitwise_step_has_virtual_ranks(self):
+        with unittest.mock.patch.dict(os.environ, GTRAIN_VIRTUAL_RANKS="4"), gtrain.Session(stay=True) as session:
+            parts = self.parts(session)
+            self.assertEqual([(step, rank, len(samples)) for step, rank, _, samples in parts],
+                             [(step, rank, (3, 3, 2, 2)[rank]) for step in (1, 2) for rank in range(4)])
+            self.assertEqual(len({seed for _, _, seed, _ in parts}), 8)
+            whole = gtrain.Elastic(session, samples=20, global_batch=10)
+            for step in whole:
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, r"0 of the 4 parts .*step\.parts\(\)"):
+                    step.apply(1.0, lambda: self.fail("nothing is changed"))
+                break
+            left = gtrain.Elastic(session, samples=20, global_batch=10)
+            for step in left:
+                next(iter(step.parts()))
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, "0 of the 4 parts"):
+                    step.apply(lambda: self.fail("nothing is changed"))
+                break
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "`out` is NULL"):
+                _library.call("gtrain_elastic_next_part", left._handle, 0.0, None)
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, "Begin comes first"):
+                next(iter(step.parts()))
+
     def test_errors_of_the_caller(self):
         with gtrain.Session(stay=True) as session:
             twice = gtrain.Elastic(session, samples=10, global_batch=5)

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
+#include "elastic/exec/machine.h"
 #include "sharding/ledger/audit.h"
 
 namespace gtrain::elastic {
@@ -127,6 +128,9 @@ absl::Status ElasticRun::Meet() {
     stop_ = stop_ || all[i + 2] != 0;
   }
   agreement_ = Agree(members, cells, place_.cells);
+  GetParts().BeginGeneration();
+  if (options_.virtual_ranks > 0)
+    GT_RETURN_IF_ERROR(CheckMachines(*comm_, options_.machine, std::max(agreement_.source(), 0)));
   return ConnectAxes();
 }
 
@@ -308,6 +312,16 @@ absl::Status ElasticRun::CompareHash(Communicator& comm, bool sharded) {
 
 // ---------------------------------------------------------------- steps
 
+// All gradients are registered before the first generation.
+Parts& ElasticRun::GetParts() {
+  if (parts_ == nullptr) {
+    std::vector<absl::Span<float>> gradients;
+    for (const Gradient& gradient : gradients_) gradients.emplace_back(gradient.data, gradient.count);
+    parts_ = std::make_unique<Parts>(options_.samples, options_.virtual_ranks, std::move(gradients));
+  }
+  return *parts_;
+}
+
 absl::StatusOr<StepPlace> ElasticRun::Begin() {
   if (phase_ == Phase::kApplying)
     return absl::FailedPreconditionError("the update of this step was not said to be applied");
@@ -327,8 +341,8 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         place.step = applied_ + 1;
         place.epoch = at.epoch;
         place.batch = batch.size();
-        place.samples =
-            sharding::SamplesOf(options_.samples, sharding::ShareOf(batch, place_.share, place_.shares));
+        place.samples = sharding::SamplesOf(options_.samples,
+                                            parts_->Begin(batch, place.step, place_.share, place_.shares));
         for (Gradient& gradient : gradients_) {
           std::fill_n(gradient.data, gradient.count, 0.0F);
           gradient.ready = false;
@@ -399,6 +413,14 @@ int64_t ElasticRun::BatchSize() const {
   return sharding::BatchAt(options_.samples, sharding::NextBatch(options_.samples, cursor_)).size();
 }
 
+absl::StatusOr<StepPart> ElasticRun::NextPart(double loss) {
+  if (phase_ != Phase::kComputing)
+    return absl::FailedPreconditionError("there is no step whose parts could be computed: Begin comes first");
+  // Each part has all gradients anew.
+  for (Gradient& gradient : gradients_) gradient.ready = gradient.ready && !parts_->bitwise();
+  return parts_->Next(loss);
+}
+
 // A reducer returns the mean of what ranks give it, which is to be the mean of the samples.
 void ElasticRun::Ready(size_t index) {
   if (phase_ != Phase::kComputing) return;
@@ -445,7 +467,13 @@ absl::Status ElasticRun::ReduceDense() {
 
 absl::Status ElasticRun::ReduceGradients() {
   const double batch = static_cast<double>(BatchSize());
-  GT_RETURN_IF_ERROR(reducer_ == nullptr ? ReduceDense() : ReduceCompressed());
+  GT_ASSIGN_OR_RETURN(loss_, parts_->Loss(loss_));
+  if (parts_->bitwise()) {
+    GT_RETURN_IF_ERROR(ready_error_);
+    GT_ASSIGN_OR_RETURN(loss_, parts_->Finish(*comm_));
+  } else {
+    GT_RETURN_IF_ERROR(reducer_ == nullptr ? ReduceDense() : ReduceCompressed());
+  }
   held_ = applied_ + 1;
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
@@ -453,7 +481,7 @@ absl::Status ElasticRun::ReduceGradients() {
   std::array<double, 4> sums = {place_.speaks ? loss_ : 0.0, session_->StopRequested() ? 1.0 : 0.0,
                                 opens ? 1.0 : 0.0, reopens ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
-  loss_ = sums[0] / batch;
+  loss_ = (parts_->bitwise() ? loss_ : sums[0]) / batch;
   has_loss_ = true;
   stop_ = stop_ || sums[1] > 0;
   all_opened_ = sums[2] == 0;
@@ -491,14 +519,10 @@ absl::Status ElasticRun::Applied() {
   if (phase_ != Phase::kApplying)
     return absl::FailedPreconditionError("there is no update to be made: Reduce returns true first");
   phase_ = Phase::kIdle;
-  const int64_t samples =
-      sharding::ShareOf(sharding::BatchAt(options_.samples, sharding::NextBatch(options_.samples, cursor_)),
-                        place_.share, place_.shares)
-          .size();
   cursor_ = sharding::Advance(options_.samples, cursor_);
   ++applied_;
   as_made_ = false;
-  ProgressReport report{.step = applied_, .samples = place_.speaks ? samples : 0};
+  ProgressReport report{.step = applied_, .samples = place_.speaks ? parts_->share().size() : 0};
   if (std::exchange(has_loss_, false)) report.loss = loss_;
   session_->Report(report);
   const absl::Status saved = SaveIfDue();
@@ -513,6 +537,11 @@ absl::Status ElasticRun::OpenReducer() {
   if (reducer_ != nullptr || gradients_.empty()) return absl::OkStatus();
   GT_ASSIGN_OR_RETURN(const auto policy, CompressionOfJob());
   if (!policy) return absl::OkStatus();
+  if (options_.virtual_ranks > 0) {
+    return absl::FailedPreconditionError(
+        "`elastic.determinism: bitwise` and $GTRAIN_COMPRESSION are both there: what compression sends, and "
+        "what it holds back, depends on the number of ranks. Take one of them away");
+  }
   std::vector<GradientSpec> specs;
   for (size_t i = 0; i < gradients_.size(); ++i)
     specs.push_back({absl::StrCat("gradient ", i), gradients_[i].count, gradients_[i].shape});

@@ -5,6 +5,10 @@
 //   Begin -> compute (may be repeated), Ready -> Reduce: true -> the update -> Applied -> Begin ...
 //                                                false -> Begin again
 //
+// What is computed are the samples of the step, or one part after the other (NextPart): elastic/exec/parts.h.
+// With `virtual_ranks` only parts are, and gradients are added along a tree (elastic/exec/tree_sum.h has what
+// that costs); the ranks of a generation then compare their machines, an all-gather of 16 bytes.
+//
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 32 bytes, and
 // what Checkpointer::SaveIfDue does. A new generation of n ranks costs a communicator, an all-gather of 32
@@ -33,6 +37,7 @@
 #include "comm/port/communicator.h"
 #include "comm/reducer/reducer.h"
 #include "elastic/exec/checkpoints.h"
+#include "elastic/exec/parts.h"
 #include "elastic/plan/agree.h"
 #include "elastic/plan/mesh_place.h"
 #include "gtrain/sharding.h"
@@ -47,6 +52,10 @@ struct ElasticOptions {
   sharding::SampleOptions samples;
   bool checkpoints = false;  // the job says where: save when it is due, and resume
   ReducerOptions reducer;    // where the job says how gradients travel, but for its codec
+  // The same bits at any number of ranks: the parts of a step, at most 65,536; 0: not asked for. Then
+  // `machine` is what ranks must have alike (DescribeMachine).
+  int virtual_ranks = 0;
+  std::string machine = "";
   // Between two tries to open checkpoints in a storage that cannot be read; up to 16 times as long.
   absl::Duration storage_retry = absl::Seconds(5);
   // The head says when there is no other generation: it ends the process.
@@ -94,13 +103,17 @@ class ElasticRun {
   // for this process: exit 75. FailedPrecondition: the last step was not reduced or not applied. Other errors
   // are those of the checkpoints, or say what differs between ranks.
   absl::StatusOr<StepPlace> Begin();
+  // Ends the part before, whose loss was `loss`, and begins the next one of this rank, if there is any;
+  // before the first one of a step `loss` is nothing. FailedPrecondition: no step was begun.
+  absl::StatusOr<StepPart> NextPart(double loss);
   // The gradient is this rank's whole sum: it leaves while others are still computed, where the job
   // compresses; else with Reduce. Never blocks; Reduce returns its errors: there is no such gradient, or it
   // was ready in this step.
   void Ready(size_t gradient);
   // Sums gradients and loss over all ranks and divides both by the samples of the batch. True: every rank has
   // the same gradients now, and all make the update; the gradients are the means. False: the generation ended
-  // before that, and the step is computed again from Begin. Errors as of Begin.
+  // before that, and the step is computed again from Begin. `loss` is 0 where the parts had theirs. Errors as
+  // of Begin; FailedPrecondition: not all parts were computed.
   absl::StatusOr<bool> Reduce(double loss);
   // The update of the step is made.
   absl::Status Applied();
@@ -125,6 +138,7 @@ class ElasticRun {
   enum class Phase { kIdle, kComputing, kApplying };
 
   bool Armed() const { return comm_ != nullptr; }
+  Parts& GetParts();
   absl::Status Form();
   absl::Status Meet();
   absl::Status CheckPlace();
@@ -161,6 +175,7 @@ class ElasticRun {
   const ElasticOptions options_;
   std::vector<State> states_;
   std::vector<Gradient> gradients_;
+  std::unique_ptr<Parts> parts_;  // null before the first Begin
 
   std::unique_ptr<Communicator> comm_;    // of the generation; null: it is over, or there was none yet
   MeshPlace place_;                       // in it; `cell` is this process's as long as it lives

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <mutex>
 #include <numeric>
+#include <set>
 
 #include "base/status_macros.h"
 #include "base/test_folder.h"
@@ -13,6 +14,8 @@
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/store/directory_store.h"
 #include "elastic/exec/run_test_world.h"
+#include "elastic/plan/tree.h"
+#include "gmock/gmock.h"
 
 namespace gtrain::elastic {
 namespace {
@@ -22,8 +25,8 @@ constexpr int64_t kBatch = 12;
 
 // kSummed: the gradients are reduced, and the losses are not. kUntold: they are, which this process does not
 // hear: the others apply the step. kHandOver: after that step, when the next generation gives a newcomer the
-// state.
-enum class At { kCompute, kReady, kSummed, kUntold, kReduced, kApplied, kHandOver };
+// state. kTree: the sum of a bitwise step is made, and this process does not get it.
+enum class At { kCompute, kReady, kTree, kSummed, kUntold, kReduced, kApplied, kHandOver };
 constexpr At kEverywhere[] = {At::kCompute, At::kReady, At::kSummed, At::kUntold, At::kReduced, At::kApplied};
 
 // When what happens to which process.
@@ -45,6 +48,7 @@ struct Outcome {
   absl::Status status;
   std::vector<float> weights;
   std::map<int64_t, std::vector<int64_t>> trained;  // step, samples
+  std::map<int64_t, double> losses;                 // step, as it was reported
 };
 
 class Job {
@@ -56,8 +60,12 @@ class Job {
   std::function<void(int64_t step)> between = [](int64_t) {};
   // Called by every process when it has made the last step.
   std::function<void()> at_end = [] {};
+  int virtual_ranks = 0;                  // above 0 the program takes parts
+  std::map<int, std::vector<int>> after;  // the generation that begins when this process has ended
+  std::function<std::string(int process)> machine = [](int) { return "a machine"; };
 
   int storage_errors() const { return job_.storage_errors; }
+  size_t generations() const { return job_.generations(); }
 
   // The first generation has the first `ranks` of all processes.
   std::vector<Outcome> Run(int processes, int ranks) {
@@ -78,6 +86,7 @@ class Job {
         const size_t after = process < ranks ? 0 : joined();
         Outcome& outcome = outcomes[static_cast<size_t>(process)];
         outcome.status = Train(process, after, &outcome);
+        if (const auto next = this->after.find(process); next != this->after.end()) job_.Begin(next->second);
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -102,6 +111,8 @@ class Job {
     ElasticRun run(session, {.samples = samples,
                              .checkpoints = checkpoints_,
                              .reducer = {.bucket_bytes = kCount * sizeof(float)},
+                             .virtual_ranks = virtual_ranks,
+                             .machine = machine(process),
                              .storage_retry = absl::Milliseconds(5)});
     std::vector<float>& weights = outcome->weights;
     weights.assign(kCount, 0);
@@ -121,9 +132,14 @@ class Job {
     session->hooks.before_all_reduce = lose(At::kSummed);
     session->hooks.after_all_reduce = lose(At::kUntold);
     session->hooks.before_broadcast = [&](size_t, DType dtype) -> absl::Status {
+      if (dtype == DType::kUint8 && virtual_ranks > 0 && Due(now, At::kTree, process) != nullptr)
+        return absl::UnavailableError("the test ends this generation");
       const bool state = dtype == DType::kInt64;  // its first part
       if (!state || Due(now, At::kHandOver, process) == nullptr) return absl::OkStatus();
       return absl::UnavailableError("the test ends this generation");
+    };
+    session->reported = [outcome](const ProgressReport& report) {
+      if (report.loss) outcome->losses[report.step] = *report.loss;
     };
     const absl::Status died = absl::CancelledError("the test ends this process");
     for (;;) {
@@ -132,14 +148,26 @@ class Job {
       now = step.step;
       if (const Turn* turn = Due(step.step, At::kCompute, process); turn != nullptr && turn->dies)
         return died;
-      for (const int64_t sample : step.samples) {
-        for (size_t i = 0; i < kCount && step.step <= flush_from_; ++i)
-          (sample % 2 == 0 ? even : odd)[i] += Push(sample, i);
+      const auto compute = [&](const std::vector<int64_t>& samples) {
+        double loss = 0;
+        for (const int64_t sample : samples) {
+          for (size_t i = 0; i < kCount && step.step <= flush_from_; ++i)
+            (sample % 2 == 0 ? even : odd)[i] += Push(sample, i);
+          loss += 1 / static_cast<double>(sample + 3);
+        }
+        run.Ready(1);
+        if (step.step % 2 == 0) run.Ready(0);
+        return loss;
+      };
+      double loss = 0;
+      if (virtual_ranks == 0) loss = compute(step.samples);
+      for (double of_part = 0; virtual_ranks > 0;) {
+        GT_ASSIGN_OR_RETURN(const StepPart part, run.NextPart(of_part));
+        if (part.done) break;
+        of_part = compute(part.samples) + static_cast<double>(part.seed % 1000);
       }
-      run.Ready(1);
-      if (step.step % 2 == 0) run.Ready(0);
       if (const Turn* turn = Due(step.step, At::kReady, process); turn != nullptr && turn->dies) return died;
-      GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(1));
+      GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(loss));
       if (!apply) continue;
       if (const Turn* turn = Due(step.step, At::kReduced, process); turn != nullptr && turn->dies)
         return died;
@@ -334,6 +362,150 @@ TEST_F(ElasticRunTest, AStorageThatFailsAtTheBeginningIsSaid) {
   for (const Outcome& outcome : job.Run(2, 2))
     EXPECT_TRUE(ckpt::IsStorageError(outcome.status)) << outcome.status;
   unsetenv("GTRAIN_CHECKPOINT_URI");
+}
+
+// ---------------------------------------------------------------- the same bits
+
+struct BitwiseJob : Job {
+  explicit BitwiseJob(int parts, std::vector<Turn> turns = {}) : Job(14, 14, std::move(turns)) {
+    virtual_ranks = parts;
+  }
+};
+
+// What one rank computes all alone.
+Outcome Alone(int virtual_ranks) { return BitwiseJob(virtual_ranks).Run(1, 1)[0]; }
+
+void ExpectBits(const std::vector<Outcome>& outcomes, const Outcome& wanted) {
+  ASSERT_TRUE(wanted.status.ok()) << wanted.status;
+  EXPECT_EQ(wanted.losses.size(), 14u);
+  int ended = 0;
+  for (const Outcome& outcome : outcomes) {
+    if (absl::IsCancelled(outcome.status) || absl::IsUnavailable(outcome.status)) continue;
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    ++ended;
+    EXPECT_TRUE(outcome.weights == wanted.weights) << "other bits";
+    for (const auto& [step, loss] : outcome.losses)
+      EXPECT_EQ(loss, wanted.losses.at(step)) << "step " << step;
+  }
+  EXPECT_GT(ended, 0);
+}
+
+TEST_F(ElasticRunTest, BitwiseStepsHaveTheSameBitsAtAnyNumberOfRanks) {
+  for (const int virtual_ranks : {4, 7, 12, 100}) {
+    const Outcome alone = Alone(virtual_ranks);
+    EXPECT_LT(Off(alone.weights, Sum(14)), 1e-4);
+    for (const int ranks : {2, 3, 4, 9, 14}) {
+      SCOPED_TRACE(absl::StrCat(virtual_ranks, " parts, ", ranks, " ranks"));
+      BitwiseJob job(virtual_ranks);
+      ExpectBits(job.Run(ranks, ranks), alone);
+    }
+  }
+}
+
+// 4 ranks, 2, 3 and 4 again, whatever the lost ones were doing.
+TEST_F(ElasticRunTest, BitwiseStepsHaveTheSameBitsThroughGenerationsThatEndAnywhere) {
+  const Outcome alone = Alone(6);
+  for (const At at :
+       {At::kCompute, At::kReady, At::kTree, At::kSummed, At::kUntold, At::kReduced, At::kApplied}) {
+    SCOPED_TRACE(static_cast<int>(at));
+    const bool dies = at == At::kCompute || at == At::kReady || at >= At::kReduced;
+    BitwiseJob job(6,
+                   {{3, at, 2, {1, 0}, dies}, {6, at, 1, {0, 4, 1}, false}, {9, at, 4, {5, 1, 4, 0}, false}});
+    ExpectBits(job.Run(6, 4), alone);
+    EXPECT_EQ(job.generations(), 4u);
+  }
+}
+
+// So that the tests above can fail: the same samples in the order of the ranks.
+TEST_F(ElasticRunTest, OtherStepsHaveOtherBitsAtAnotherNumberOfRanks) {
+  Job one(14, 14, {}), three(14, 14, {});
+  const std::vector<float> alone = one.Run(1, 1)[0].weights, others = three.Run(3, 3)[0].weights;
+  EXPECT_LT(Off(others, Sum(14)), 1e-4);
+  EXPECT_FALSE(alone == others);
+}
+
+// One program serves both: without `virtual_ranks` the part of a rank is its share.
+TEST_F(ElasticRunTest, WithoutDeterminismARankHasOnePart) {
+  ThreadJob threads;
+  threads.Begin({0});
+  auto session = std::make_shared<ThreadSession>(&threads, 0, 0);
+  ElasticRun run(session, {.samples = {.samples = 8, .global_batch = 4, .seed = 5}});
+  float gradient = 0;
+  double reported = 0;
+  session->reported = [&](const ProgressReport& report) { reported = *report.loss; };
+  ASSERT_TRUE(run.AddGradient(&gradient, 1).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(run.NextPart(0).status()));
+  const StepPlace step = run.Begin().value();
+  const StepPart part = run.NextPart(0).value();
+  EXPECT_EQ(part.samples, step.samples);
+  EXPECT_EQ(part.seed, PartSeed(5, 1, 0));
+  gradient = 8;
+  EXPECT_TRUE(run.NextPart(6).value().done);
+  EXPECT_TRUE(run.NextPart(7).value().done) << "and none after it";
+  ASSERT_TRUE(run.Reduce(0).value());
+  EXPECT_EQ(gradient, 2);
+  ASSERT_TRUE(run.Applied().ok());
+  EXPECT_EQ(reported, 1.5);
+
+  ASSERT_TRUE(run.Begin().ok());
+  ASSERT_TRUE(run.NextPart(0).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(run.Reduce(0).status())) << "the part did not end";
+  ASSERT_TRUE(run.Begin().ok());
+  ASSERT_TRUE(run.NextPart(0).ok());
+  ASSERT_TRUE(run.NextPart(1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(run.Reduce(1).status())) << "two losses";
+}
+
+TEST_F(ElasticRunTest, ABitwiseStepIsComputedPartByPart) {
+  ThreadJob threads;
+  threads.Begin({0});
+  auto session = std::make_shared<ThreadSession>(&threads, 0, 0);
+  ElasticRun run(session, {.samples = {.samples = 8, .global_batch = 4}, .virtual_ranks = 3});
+  float gradient = 0;
+  ASSERT_TRUE(run.AddGradient(&gradient, 1).ok());
+  const StepPlace step = run.Begin().value();
+  gradient = 1;
+  const absl::Status whole = run.Reduce(1).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(whole));
+  EXPECT_THAT(whole.message(), testing::HasSubstr("0 of the 3 parts"));
+  EXPECT_THAT(whole.message(), testing::HasSubstr("step.parts()"));
+  ASSERT_TRUE(run.Begin().ok());
+  std::vector<int64_t> samples;
+  std::set<uint64_t> seeds;
+  for (StepPart part = run.NextPart(0).value(); !part.done; part = run.NextPart(1).value()) {
+    EXPECT_EQ(part.virtual_rank, static_cast<int64_t>(seeds.size()));
+    EXPECT_EQ(gradient, 0) << "zeros for each part";
+    run.Ready(0);
+    gradient += 4 * static_cast<float>(part.samples.size());
+    samples.insert(samples.end(), part.samples.begin(), part.samples.end());
+    seeds.insert(part.seed);
+  }
+  EXPECT_EQ(samples, step.samples);
+  EXPECT_EQ(seeds.size(), 3u);
+  ASSERT_TRUE(run.Reduce(0).value());
+  EXPECT_EQ(gradient, 4);
+}
+
+TEST_F(ElasticRunTest, CompressionOfABitwiseJobIsRefused) {
+  Compress("fp16");
+  BitwiseJob job(4);
+  const absl::Status status = job.Run(1, 1)[0].status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(status.message(), testing::HasSubstr("$GTRAIN_COMPRESSION"));
+}
+
+// The odd one ends with an error that names both machines; the others go on without it.
+TEST_F(ElasticRunTest, ABitwiseJobTakesNoMachineOfAnotherKind) {
+  BitwiseJob job(6, {{3, At::kApplied, 1, {4, 1, 0}, false}});
+  job.machine = [](int process) { return process == 4 ? "a new one" : "an old one"; };
+  job.after[4] = {0, 1};
+  std::vector<Outcome> outcomes = job.Run(5, 4);
+  const absl::Status odd = outcomes[4].status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(odd)) << odd;
+  EXPECT_THAT(odd.message(), testing::HasSubstr("rank 0 has a new one; rank 1, with whose bits training goes "
+                                                "on, has an old one"));
+  outcomes.pop_back();
+  ExpectBits(outcomes, Alone(6));
 }
 
 TEST_F(ElasticRunTest, AGradientThatIsReadyTwiceOrNoneIsAnErrorOfReduce) {

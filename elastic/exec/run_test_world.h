@@ -123,7 +123,9 @@ class ThreadSession final : public Session {
     place_ = std::move(next);
     return absl::OkStatus();
   }
-  void Report(const ProgressReport&) override {}
+  void Report(const ProgressReport& report) override {
+    if (reported) reported(report);
+  }
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
   void ReportNote(absl::string_view kind, const std::string& text) override {
     if (kind == kNoteStorage && !text.empty()) ++job_->storage_errors;
@@ -134,6 +136,7 @@ class ThreadSession final : public Session {
   std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
 
   comm::Hooks hooks;  // of all communicators
+  std::function<void(const ProgressReport&)> reported;
 
  private:
   ThreadJob::Place place() const {

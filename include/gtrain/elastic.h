@@ -44,6 +44,26 @@ class ElasticGradients {
   gtrain_elastic* run_ = nullptr;
 };
 
+// One part of a step: samples whose gradients and loss are summed before those of any other. A rank has one
+// part, its share, or, with `elastic: {determinism: bitwise}` in the job file, several, whose number and
+// samples do not depend on how many ranks there are; gradients are zeros when each begins.
+class MicroBatch {
+ public:
+  std::span<const int64_t> samples() const {  // at least one
+    return {part_.samples, static_cast<size_t>(part_.sample_count)};
+  }
+  int64_t virtual_rank() const { return part_.virtual_rank; }  // in this step, from 0
+  // For what this part draws (dropout, augmentation): of the data's seed, the step and the virtual rank.
+  uint64_t seed() const { return part_.seed; }
+  // The sum of the losses of its samples, 0 until it is set.
+  void SetLoss(double loss) { loss_ = loss; }
+
+ private:
+  friend class Step;
+  gtrain_elastic_part part_{};
+  double loss_ = 0;
+};
+
 // One step on this rank. Its function may run again for the same step, also on fewer or more samples, so it
 // changes no state; the update given to Apply does.
 class Step {
@@ -54,7 +74,7 @@ class Step {
   int64_t number() const { return place_.step; }  // the first is 1
   int64_t epoch() const { return place_.epoch; }  // from 0
   int64_t batch() const { return place_.batch; }  // samples of all ranks together
-  std::span<const int64_t> samples() const {      // this rank's share
+  std::span<const int64_t> samples() const {      // this rank's share, that of all its parts
     return {place_.samples, static_cast<size_t>(place_.sample_count)};
   }
 
@@ -67,6 +87,37 @@ class Step {
     if (!status.ok()) return status;
     return Communicator::Adopt(made, std::chrono::milliseconds(GTRAIN_TIMEOUT_MS));
   }
+  // The parts of this rank, for one loop over all of them: `for (gtrain::MicroBatch& part : step.parts())`.
+  // There may be none. A program that takes parts leaves the samples of the step alone and gives Apply no
+  // loss. With `determinism: bitwise` anything else is a kFailedPrecondition of Apply.
+  class Parts {
+   public:
+    class iterator {
+     public:
+      MicroBatch& operator*() const { return step_->micro_batch_; }
+      iterator& operator++() {
+        step_->NextPart();
+        return *this;
+      }
+      bool operator!=(const iterator& /*end*/) const { return step_->micro_batch_.part_.done == 0; }
+
+     private:
+      friend class Parts;
+      explicit iterator(Step* step) : step_(step) {}
+      Step* step_;
+    };
+    iterator begin() const {
+      step_->NextPart();
+      return iterator(step_);
+    }
+    iterator end() const { return iterator(step_); }
+
+   private:
+    friend class Step;
+    explicit Parts(Step* step) : step_(step) {}
+    Step* step_;
+  };
+  Parts parts() { return Parts(this); }
 
   // Waits until every rank has the sum of all ranks' gradients, and calls `update` on all of them: it changes
   // the state by `gradients` alone, is the same on all ranks, calls no collective and does not throw. `loss`
@@ -77,6 +128,7 @@ class Step {
   Status Apply(ElasticGradients&, double loss, Update update) {
     static_assert(std::is_nothrow_invocable_v<Update>,
                   "the update is noexcept: it is made on all ranks or on none");
+    if (!parts_status_.ok()) return parts_status_;
     if (std::exchange(used_, true)) return Status(StatusCode::kAborted, "this step was applied, or is over");
     int apply = 0;
     Status status = internal::Call(gtrain_elastic_reduce, run_, loss, &apply);
@@ -87,12 +139,27 @@ class Step {
     update();
     return internal::Call(gtrain_elastic_applied, run_);
   }
+  // The same where the parts had their losses.
+  template <typename Update>
+  Status Apply(ElasticGradients& gradients, Update update) {
+    return Apply(gradients, 0, std::move(update));
+  }
 
  private:
   friend class Elastic;
+  // An error ends the loop over the parts, and Apply returns it.
+  void NextPart() {
+    const double loss = std::exchange(micro_batch_.loss_, 0);
+    micro_batch_.part_.size = sizeof(gtrain_elastic_part);
+    parts_status_ = internal::Call(gtrain_elastic_next_part, run_, loss, &micro_batch_.part_);
+    if (!parts_status_.ok()) micro_batch_.part_.done = 1;
+  }
+
   Step(gtrain_elastic* run, const gtrain_elastic_step& place) : run_(run), place_(place) {}
   gtrain_elastic* const run_;
   const gtrain_elastic_step place_;
+  MicroBatch micro_batch_;
+  Status parts_status_;
   bool used_ = false;
 };
 

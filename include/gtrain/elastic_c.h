@@ -45,6 +45,19 @@ GTRAIN_API gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t 
  *
  * Each of the three may wait for the other ranks and for the next generation. UNAVAILABLE: there is no other
  * generation for this process: exit with 75. Outside gtrain the same program is a world of one rank. */
+/* ---- the same bits at any number of ranks ----
+ *
+ * With `elastic: {determinism: bitwise}` in the job file the samples of a step are cut into parts, the
+ * virtual ranks, as many as `virtual_ranks` says or the job has ranks at most. A rank computes consecutive
+ * ones, one after the other, and gtrain adds their gradients and losses in an order that does not know which
+ * rank had which. The loop inside of a step then is:
+ *
+ *   double loss = 0;
+ *   while (gtrain_elastic_next_part(run, loss, &part, &error) == GTRAIN_OK && !part.done)
+ *     loss = compute(part.samples, part.sample_count, part.seed, gradient);
+ *   gtrain_elastic_reduce(run, 0, &apply, &error);
+ *
+ * In any other job a rank has one part, its share of the step, so that one program serves both. */
 typedef struct gtrain_elastic gtrain_elastic;
 
 typedef struct {
@@ -57,6 +70,15 @@ typedef struct {
   const int64_t* samples; /* this rank's share, until the next call; may be empty */
   int64_t sample_count;
 } gtrain_elastic_step;
+
+typedef struct {
+  size_t size;            /* sizeof(gtrain_elastic_part) */
+  int32_t done;           /* this rank has no other part in this step, or none at all; the rest is 0 then */
+  int64_t virtual_rank;   /* in this step, from 0 */
+  uint64_t seed;          /* for what this part draws: of the data's seed, the step and the virtual rank */
+  const int64_t* samples; /* of this part, until the next call; at least one */
+  int64_t sample_count;
+} gtrain_elastic_part;
 
 /* `session` joined to stay; it may be freed first. `samples` as for gtrain_samples_open, with `shares` 0: the
  * global batch stays what it is, and ranks share it whatever their number. */
@@ -105,12 +127,18 @@ GTRAIN_API gtrain_status gtrain_elastic_along(gtrain_elastic* run, const char* a
  * something else. */
 GTRAIN_API gtrain_status gtrain_elastic_await_loss(gtrain_elastic* run, int* lost, gtrain_error* error);
 
+/* Ends the part before, of whose samples `loss` is the sum, and begins the next one; before the first part
+ * `loss` is nothing. With `determinism: bitwise` the gradients are taken, zeros for each part, and go through
+ * memory three times more. Never blocks. A program that takes a part of a step takes all of them. */
+GTRAIN_API gtrain_status gtrain_elastic_next_part(gtrain_elastic* run, double loss, gtrain_elastic_part* out,
+                                                  gtrain_error* error);
 /* Gradient `index`, in the order in which they were added, is this rank's whole sum. With `comm.compression`
  * in the job file it leaves while others are computed. Never blocks. An error (no such gradient; ready twice)
  * is that of gtrain_elastic_reduce, which takes those that nobody said to be ready. */
 GTRAIN_API void gtrain_elastic_ready(gtrain_elastic* run, size_t index);
-/* `loss`: the sum over this rank's samples. *apply: 1: make the update; 0: the step is to be computed again.
- */
+/* `loss`: the sum over this rank's samples; 0 where its parts had theirs. *apply: 1: make the update; 0: the
+ * step is to be computed again. FAILED_PRECONDITION: not all parts of this rank were computed, as
+ * `determinism: bitwise` wants it. */
 GTRAIN_API gtrain_status gtrain_elastic_reduce(gtrain_elastic* run, double loss, int* apply,
                                                gtrain_error* error);
 GTRAIN_API gtrain_status gtrain_elastic_applied(gtrain_elastic* run, gtrain_error* error);

@@ -42,6 +42,7 @@ void JobReader::Complete(const Node& root) {
   CheckTimes(root);
   CheckResources(root);
   CheckComm(root);
+  CheckDeterminism(root);
 }
 
 // `auto` chooses among what the user wrote down, because every one of them costs some accuracy.
@@ -63,6 +64,45 @@ void JobReader::CheckComm(const Node& root) {
         "to start; name a codec instead");
   }
   if (spec_.comm.automatic) spec_.comm.codecs = std::move(allowed_);
+}
+
+// The number of virtual ranks decides the bits, so it is part of the job and not of where it runs.
+void JobReader::CheckDeterminism(const Node& root) {
+  const Place there = PlaceOf(root, "elastic.virtual_ranks");
+  if (!bitwise_) {
+    if (spec_.virtual_ranks > 0)
+      report_.Error(there, "`elastic.virtual_ranks` goes with `determinism: bitwise` alone");
+    return;
+  }
+  if (!spec_.comm.codecs.empty() || spec_.comm.automatic) {
+    report_.Error(
+        PlaceOf(root, "comm.compression"),
+        "`comm.compression` with `elastic.determinism: bitwise`: what compression sends, and what it "
+        "holds back, depends on the number of ranks; keep one");
+  }
+  if (ShapeOf(spec_.mesh).model_ranks > 1) {
+    report_.Error(
+        PlaceOf(root, "mesh"),
+        "`mesh` of more than dp with `elastic.determinism: bitwise`: gradients are added along one tree "
+        "of data-parallel ranks; keep one");
+  }
+  int64_t ranks = spec_.ranks ? spec_.ranks->max : 0;
+  const bool one_each = spec_.per == Per::kNode;
+  if (spec_.nodes && (spec_.ranks_per_node || one_each))
+    ranks = int64_t{spec_.nodes->max} * (one_each ? 1 : *spec_.ranks_per_node);
+  if (spec_.virtual_ranks == 0) {
+    spec_.virtual_ranks = static_cast<int>(std::min<int64_t>(ranks, kRanksMax));
+    if (ranks == 0) {
+      report_.Error(
+          PlaceOf(root, "elastic.determinism"),
+          "`elastic.determinism: bitwise` needs `virtual_ranks`, the number of parts that a step is "
+          "cut into: with `nodes` and no `ranks_per_node` there is no largest number of ranks");
+    }
+  } else if (ranks > spec_.virtual_ranks) {
+    report_.Error(there, absl::StrCat("`elastic.virtual_ranks`: ", spec_.virtual_ranks,
+                                      " parts are less than the job's ", ranks,
+                                      " ranks, some of which would have nothing to compute"));
+  }
 }
 
 void JobReader::CheckCommand(const Node& root) {

@@ -499,19 +499,26 @@ void JobReader::ReadSecrets(const Node& node) {
 }
 
 void JobReader::ReadElastic(const Node& node) {
-  ReadMapping(node, "elastic",
-              {{"mode",
-                [this](const Node& n) {
-                  spec_.in_place = values_.Choice(n, "elastic.mode", {"restart", "in-place"}) == 1u;
-                }},
-               {"spares",
-                [this](const Node& n) {
-                  spec_.spares = static_cast<int>(values_.Int(n, "elastic.spares", 0, kRanksMax).value_or(0));
-                }},
-               {"global_batch", [this](const Node& n) {
-                  spec_.global_batch =
-                      values_.Int(n, "elastic.global_batch", 1, int64_t{1} << 40).value_or(0);
-                }}});
+  ReadMapping(
+      node, "elastic",
+      {{"mode",
+        [this](const Node& n) {
+          spec_.in_place = values_.Choice(n, "elastic.mode", {"restart", "in-place"}) == 1u;
+        }},
+       {"spares",
+        [this](const Node& n) {
+          spec_.spares = static_cast<int>(values_.Int(n, "elastic.spares", 0, kRanksMax).value_or(0));
+        }},
+       {"global_batch",
+        [this](const Node& n) {
+          spec_.global_batch = values_.Int(n, "elastic.global_batch", 1, int64_t{1} << 40).value_or(0);
+        }},
+       {"determinism",
+        [this](const Node& n) {
+          bitwise_ = values_.Choice(n, "elastic.determinism", {"none", "bitwise"}) == 1u;
+        }},
+       {"virtual_ranks",
+        [this](const Node& n) { ReadInt(n, "elastic.virtual_ranks", 1, kRanksMax, spec_.virtual_ranks); }}});
   if (spec_.spares > 0 && !spec_.in_place)
     Refuse(node, "elastic.spares",
            "a spare is a process that waits to go on in the place of another: that needs `mode: in-place`");

@@ -83,6 +83,7 @@ class JobReader {
   void CheckMeshSize(const Place& place, const MeshShape& shape, const Range& world);
   void CheckTimes(const Node& root);
   void CheckComm(const Node& root);
+  void CheckDeterminism(const Node& root);
   void CheckResources(const Node& root);
   // Where `key` (dotted) was written; the place of the file otherwise.
   Place PlaceOf(const Node& root, absl::string_view key) const;
@@ -93,6 +94,7 @@ class JobReader {
   JobSpec spec_;
   std::vector<CommCodec> allowed_;            // comm.allow
   std::vector<std::string>* keys_ = nullptr;  // Keys runs: it gets them, and nothing is read
+  bool bitwise_ = false;                      // elastic.determinism
   bool every_auto_ = false;  // `checkpoint.every: auto` was written, so the default is not meant
 };
 

@@ -174,6 +174,8 @@ struct JobSpec {
   // Beside the ranks, in what the job counts; with in_place.
   int spares = 0;
   int64_t global_batch = 0;  // samples a step, of all ranks together; 0: the program says
+  // elastic.determinism: bitwise: into how many parts a step is cut, whatever the number of ranks; 0: none.
+  int virtual_ranks = 0;
   std::optional<absl::Duration> time_limit;
   std::map<std::string, std::string> labels;
   int priority = 0;

@@ -41,7 +41,7 @@ workdir: {path: src, sync: auto}
 env: {LR: "0.1", EMPTY: ""}
 inherit_env: [HOME, PATH]
 secrets: {HF_TOKEN: {env: HF_TOKEN}, KEY: {file: key.txt}}
-elastic: {mode: in-place, spares: 2, global_batch: 4096}
+elastic: {mode: in-place, spares: 2, global_batch: 4096, determinism: none}
 checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, near: /scratch, replicas: 2, on_error: fail}
 restart: {budget: 3, window: 10m, before_first_step: 2, oom: 0}
 comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50, residual: bf16}, {codec: onebit, momentum: 0.8, residual: fp32}, {codec: powersgd, rank: 2}]}
@@ -371,6 +371,24 @@ INSTANTIATE_TEST_SUITE_P(
                   "f:2:41: `comm.allow`: fp16 is there twice"}));
 
 INSTANTIATE_TEST_SUITE_P(
+    Determinism, FileErrors,
+    ::testing::Values(
+        ErrorCase{"", "run: a\nelastic: {determinism: exact}\n",
+                  "f:2:24: `elastic.determinism`: 'exact' is not known; it must be none or bitwise"},
+        ErrorCase{"", "run: a\nelastic: {virtual_ranks: 4}\n",
+                  "f:2:26: `elastic.virtual_ranks` goes with `determinism: bitwise` alone"},
+        ErrorCase{"", "run: a\nelastic: {determinism: bitwise, virtual_ranks: 65537}\n",
+                  "`elastic.virtual_ranks`: '65537' is out of range"},
+        ErrorCase{"", "run: a\nranks: {min: 2, max: 8}\nelastic: {determinism: bitwise, virtual_ranks: 4}\n",
+                  "f:3:48: `elastic.virtual_ranks`: 4 parts are less than the job's 8 ranks"},
+        ErrorCase{"", "run: a\nnodes: {min: 2, max: 3}\nelastic: {determinism: bitwise}\n",
+                  "f:3:24: `elastic.determinism: bitwise` needs `virtual_ranks`"},
+        ErrorCase{"", "run: a\nelastic: {determinism: bitwise}\ncomm: {compression: fp16}\n",
+                  "f:3:21: `comm.compression` with `elastic.determinism: bitwise`"},
+        ErrorCase{"", "run: a\nelastic: {determinism: bitwise}\ncomm: {compression: auto, allow: [topk]}\n",
+                  "f:3:21: `comm.compression` with `elastic.determinism: bitwise`"}));
+
+INSTANTIATE_TEST_SUITE_P(
     NotBuiltYet, FileErrors,
     ::testing::Values(
         ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "that needs `mode: in-place`"},
@@ -393,6 +411,22 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\ncheckpoint: {uri: 'file:/b/c'}\n", "has one slash after its scheme"},
         ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
         ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
+
+TEST(ParseJob, VirtualRanksAreTheMostRanksUnlessTheyAreWritten) {
+  const auto parts = [](const std::string& text) {
+    const ParseResult result = ParseJob(absl::StrCat("run: a\n", text), "f", Options());
+    EXPECT_TRUE(result.ok()) << AllErrors(result);
+    return result.spec.virtual_ranks;
+  };
+  EXPECT_EQ(parts("ranks: 4\n"), 0);
+  EXPECT_EQ(parts("ranks: 4\nelastic: {determinism: none}\n"), 0);
+  EXPECT_EQ(parts("elastic: {determinism: bitwise}\n"), 1);
+  EXPECT_EQ(parts("ranks: {min: 2, max: 6}\nelastic: {determinism: bitwise}\n"), 6);
+  EXPECT_EQ(parts("ranks: {min: 2, max: 6}\nelastic: {determinism: bitwise, virtual_ranks: 8}\n"), 8);
+  EXPECT_EQ(parts("nodes: 3\nranks_per_node: 4\nelastic: {determinism: bitwise}\n"), 12);
+  EXPECT_EQ(parts("nodes: 3\nper: node\nelastic: {determinism: bitwise}\n"), 3);
+  EXPECT_EQ(parts("nodes: 3\nelastic: {determinism: bitwise, virtual_ranks: 8}\n"), 8);
+}
 
 TEST(ParseJob, RollbackComparedReplicasMemoryAndReadOnly) {
   const auto policy = [](const std::string& text) {

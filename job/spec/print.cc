@@ -249,6 +249,8 @@ std::string PrintJob(const JobSpec& spec) {
   if (spec.in_place) elastic.push_back("mode: in-place");
   if (spec.spares > 0) elastic.push_back(absl::StrCat("spares: ", spec.spares));
   if (spec.global_batch > 0) elastic.push_back(absl::StrCat("global_batch: ", spec.global_batch));
+  if (spec.virtual_ranks > 0)
+    elastic.push_back(absl::StrCat("determinism: bitwise, virtual_ranks: ", spec.virtual_ranks));
   if (!elastic.empty()) absl::StrAppend(&out, "elastic: {", absl::StrJoin(elastic, ", "), "}\n");
   if (spec.overlap == Overlap::kAllow) absl::StrAppend(&out, "overlap: allow\n");
   if (spec.time_limit) absl::StrAppend(&out, "limits:\n  time: ", PrintDuration(*spec.time_limit), "\n");

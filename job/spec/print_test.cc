@@ -77,6 +77,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   s.in_place = rng.Chance(0.5);
   if (s.in_place) s.spares = static_cast<int>(rng.Below(3));
   if (rng.Chance(0.3)) s.global_batch = 1 + static_cast<int64_t>(rng.Below(1 << 20));
+  if (s.comm.codecs.empty() && rng.Chance(0.5)) s.virtual_ranks = 2000 + static_cast<int>(rng.Below(60'000));
   if (rng.Chance(0.5)) s.tty = true;
   if (rng.Chance(0.5)) s.takes_input = true;
   if (rng.Chance(0.5)) s.time_limit = absl::Hours(1 + rng.Below(100));

@@ -69,6 +69,11 @@ class ElasticStep(ctypes.Structure):
                 ("batch", c_int64), ("samples", POINTER(c_int64)), ("sample_count", c_int64)]
 
 
+class ElasticPart(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("done", c_int32), ("virtual_rank", c_int64), ("seed", c_uint64),
+                ("samples", POINTER(c_int64)), ("sample_count", c_int64)]
+
+
 class SamplesPlace(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("step", c_int64), ("epoch", c_int64), ("offset", c_int64), ("batch", c_int64),
                 ("steps", c_int64)]
@@ -164,6 +169,7 @@ _FUNCTIONS = {
                                            POINTER(Sharding), _ERROR]),
     "gtrain_elastic_along": (c_int, [c_void_p, c_char_p, _HANDLE_OUT, _ERROR]),
     "gtrain_elastic_await_loss": (c_int, [c_void_p, POINTER(c_int), _ERROR]),
+    "gtrain_elastic_next_part": (c_int, [c_void_p, c_double, POINTER(ElasticPart), _ERROR]),
     "gtrain_elastic_ready": (None, [c_void_p, c_size_t]),
     "gtrain_elastic_begin": (c_int, [c_void_p, POINTER(ElasticStep), _ERROR]),
     "gtrain_elastic_reduce": (c_int, [c_void_p, c_double, POINTER(c_int), _ERROR]),

@@ -136,9 +136,27 @@ class Step:
         session = self._run._session
         return Communicator._adopt(handle, session._collective_timeout, session._communicators)
 
-    def apply(self, loss, update):
+    def parts(self):
+        """Gives the parts of this rank, for one loop over all of them. A rank has one part, its share, or, with
+        `elastic: {determinism: bitwise}` in the job file, several, whose number and samples do not depend on how many ranks
+        there are; gradients are zeros when each begins. A program that takes parts leaves `step.samples` alone and sets each
+        part's `loss`. With `determinism: bitwise` `apply` raises FailedPrecondition after anything else."""
+        loss = 0.0
+        while True:
+            place = _library.ElasticPart(size=ctypes.sizeof(_library.ElasticPart))
+            _library.call("gtrain_elastic_next_part", self._run._handle, loss, byref(place))
+            if place.done:
+                return
+            part = MicroBatch(place)
+            yield part
+            loss = float(part.loss)
+
+    def apply(self, loss, update=None):
         """Waits until all ranks have the mean of the gradients, calls `update()` and returns True; or returns False when a
-        rank was lost before that: the loop gives the step again. `loss`: the sum over this rank's samples."""
+        rank was lost before that: the loop gives the step again. `loss`: the sum over this rank's samples; where the parts had
+        theirs it is left out: `apply(update)`."""
+        if update is None:
+            loss, update = 0.0, loss
         if self._used:
             raise FailedPrecondition("this step was applied, or is over")
         self._used = True
@@ -149,6 +167,16 @@ class Step:
         update()
         _library.call("gtrain_elastic_applied", self._run._handle)
         return True
+
+
+class MicroBatch:
+    """One part of a step: `samples` (their numbers, at least one), `virtual_rank` (in this step, from 0), `seed` (for what this
+    part draws: of the data's seed, the step and the virtual rank). `loss`, the sum over its samples, is the program's to set."""
+
+    def __init__(self, place):
+        self.virtual_rank, self.seed = place.virtual_rank, place.seed
+        self.samples = _numbers(place.samples, place.sample_count)
+        self.loss = 0.0
 
 
 def _numbers(address, count):

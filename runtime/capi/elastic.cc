@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "elastic/exec/elastic_run.h"
+#include "elastic/exec/machine.h"
 #include "gtrain/elastic_c.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/samples.h"
@@ -15,6 +16,7 @@ struct gtrain_elastic {
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::elastic::ElasticRun> run;
   gtrain::elastic::StepPlace step;  // whose samples the caller may read
+  gtrain::elastic::StepPart part;   // likewise
 };
 
 namespace gtrain::capi {
@@ -33,6 +35,11 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   options.name = parts.name;
   options.samples = parts.options;
   options.checkpoints = session->session->has_checkpoints();
+  const Determinism determinism = session->session->determinism();
+  options.virtual_ranks = determinism.virtual_ranks;
+  if (options.virtual_ranks > 0) {
+    GT_ASSIGN_OR_RETURN(options.machine, elastic::DescribeMachine(determinism.threads));
+  }
   auto handle = std::make_unique<gtrain_elastic>();
   handle->session = session->session;
   handle->run = std::make_unique<elastic::ElasticRun>(session->session, std::move(options));
@@ -83,6 +90,17 @@ absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
   const elastic::StepPlace& step = run->step;
   *out = {out->size,  step.done ? 1 : 0, step.stopped ? 1 : 0, step.step,
           step.epoch, step.batch,        step.samples.data(),  static_cast<int64_t>(step.samples.size())};
+  return absl::OkStatus();
+}
+
+absl::Status NextPart(gtrain_elastic* run, double loss, gtrain_elastic_part* out) {
+  if (out == nullptr || out->size < sizeof(gtrain_elastic_part))
+    return absl::InvalidArgumentError(
+        "`out` is NULL, or its `size` is not the sizeof of gtrain_elastic_part");
+  GT_ASSIGN_OR_RETURN(run->part, run->run->NextPart(loss));
+  const elastic::StepPart& part = run->part;
+  *out = {out->size, part.done ? 1 : 0,   part.virtual_rank,
+          part.seed, part.samples.data(), static_cast<int64_t>(part.samples.size())};
   return absl::OkStatus();
 }
 
@@ -179,6 +197,14 @@ gtrain_status gtrain_elastic_begin(gtrain_elastic* run, gtrain_elastic_step* out
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(run));
     return gtrain::capi::Begin(run, out);
+  });
+}
+
+gtrain_status gtrain_elastic_next_part(gtrain_elastic* run, double loss, gtrain_elastic_part* out,
+                                       gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::NextPart(run, loss, out);
   });
 }
 

@@ -29,6 +29,12 @@ struct SessionOptions {
   bool stays = false;
 };
 
+// What ranks need to compute the same bits whatever their number (`elastic.determinism: bitwise`).
+struct Determinism {
+  int virtual_ranks = 0;  // parts of a step; 0: the job does not ask for it
+  std::string threads;    // settings of this process, which are equal on all ranks
+};
+
 struct ProgressReport {
   int64_t step = 0;
   std::optional<double> loss;
@@ -76,6 +82,7 @@ class Session {
   // `mesh` of the job file with the sizes of this generation; without one all ranks lie along dp.
   virtual std::vector<MeshAxis> mesh() const { return {{"dp", world_size()}}; }
   virtual int64_t global_batch() const { return 0; }  // elastic.global_batch of the job file; 0: none
+  virtual Determinism determinism() const { return {}; }
   virtual const std::string& job() const = 0;
 
   // Collective: every rank calls it in the same order. The session must outlive the communicator.

@@ -23,8 +23,12 @@ struct RankEnvironment {
   std::string keeper_socket;
   std::string token;
   std::string members_file;
-  int64_t global_batch = 0;           // GTRAIN_GLOBAL_BATCH, of the job file; 0: it says none
-  std::vector<MeshAxis> mesh;         // GTRAIN_MESH, of the job file; the size of `*` is 0
+  int64_t global_batch = 0;  // GTRAIN_GLOBAL_BATCH, of the job file; 0: it says none
+  // GTRAIN_VIRTUAL_RANKS, with elastic.determinism: bitwise; 0: it asks for no such thing. And the variables
+  // that set numbers of threads, as "OMP_NUM_THREADS=1 MKL_NUM_THREADS unset".
+  int virtual_ranks = 0;
+  std::string threads;
+  std::vector<MeshAxis> mesh;  // GTRAIN_MESH, of the job file; the size of `*` is 0
   bool in_place = false;              // GTRAIN_ELASTIC: a process that can, goes on in the next generation
   bool has_checkpoints = false;       // GTRAIN_CHECKPOINT_URI is set
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set

@@ -34,6 +34,10 @@ class ManagedSession final : public Session, public port::WriterHost {
   bool managed() const override { return true; }
   int64_t global_batch() const override { return link_.membership()->environment().global_batch; }
   std::vector<MeshAxis> mesh() const override { return MeshOf(link_.membership()->environment()); }
+  Determinism determinism() const override {
+    const std::shared_ptr<Membership> membership = link_.membership();
+    return {membership->environment().virtual_ranks, membership->environment().threads};
+  }
   bool has_checkpoints() const override { return link_.membership()->environment().has_checkpoints; }
   const std::string& job() const override { return job_; }
   port::WriterHost* writer_host() override { return this; }
@@ -110,6 +114,7 @@ class AloneSession final : public Session {
       : bootstrap_(std::move(environment.members)),
         has_checkpoints_(environment.has_checkpoints),
         global_batch_(environment.global_batch),
+        determinism_{environment.virtual_ranks, environment.threads},
         algorithm_(std::move(environment.comm_algorithm)),
         network_(std::move(environment.comm_network)) {}
   int rank() const override { return 0; }
@@ -120,6 +125,7 @@ class AloneSession final : public Session {
   bool managed() const override { return false; }
   bool has_checkpoints() const override { return has_checkpoints_; }
   int64_t global_batch() const override { return global_batch_; }
+  Determinism determinism() const override { return determinism_; }
   const std::string& job() const override { return job_; }
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options) override {
@@ -144,6 +150,7 @@ class AloneSession final : public Session {
   AloneBootstrap bootstrap_;
   const bool has_checkpoints_;
   const int64_t global_batch_;
+  const Determinism determinism_;
   const std::string algorithm_, network_;
   const std::string job_;
 };

@@ -738,5 +738,25 @@ TEST_F(InProcess, DamagedEnvironmentIsNamed) {
   EXPECT_THAT(Session::Join().status().ToString(), testing::HasSubstr("GTRAIN_TOKEN is not set"));
 }
 
+TEST(RankEnvironment, VirtualRanksComeWithTheNumbersOfThreads) {
+  std::map<std::string, std::string> variables = {{"GTRAIN_VIRTUAL_RANKS", "8"}, {"OMP_NUM_THREADS", "2"}};
+  const auto read = [&] {
+    return ReadRankEnvironment([&](const char* name) -> const char* {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_EQ(read()->virtual_ranks, 8);
+  EXPECT_EQ(read()->threads,
+            "OMP_NUM_THREADS=2 MKL_NUM_THREADS unset OPENBLAS_NUM_THREADS unset BLIS_NUM_THREADS unset");
+  for (const char* wrong : {"0", "-1", "65537", "many"}) {
+    variables["GTRAIN_VIRTUAL_RANKS"] = wrong;
+    EXPECT_THAT(read().status().ToString(), testing::HasSubstr("GTRAIN_VIRTUAL_RANKS is "));
+  }
+  variables.erase("GTRAIN_VIRTUAL_RANKS");
+  EXPECT_EQ(read()->virtual_ranks, 0);
+  EXPECT_EQ(read()->threads, "");
+}
+
 }  // namespace
 }  // namespace gtrain::worker

@@ -35,18 +35,21 @@ gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
   const std::string mine = std::to_string(getpid());
   std::ofstream trained(arguments.folder + "/trained." + mine);
   const gtrain::Status status = run.Train(data, [&](gtrain::Step& step) {
-    double loss = 0;
-    for (const int64_t sample : step.samples()) {
-      const double x = XOf(sample), off = w[0] * x + w[1] - (3 * x - 2);
-      gradients[0][0] += static_cast<float>(2 * off * x);
-      gradients[0][1] += static_cast<float>(2 * off);
-      loss += off * off;
+    for (gtrain::MicroBatch& part : step.parts()) {
+      double loss = 0;
+      for (const int64_t sample : part.samples()) {
+        const double x = XOf(sample), off = w[0] * x + w[1] - (3 * x - 2);
+        gradients[0][0] += static_cast<float>(2 * off * x);
+        gradients[0][1] += static_cast<float>(2 * off);
+        loss += off * off;
+      }
+      gradients.Ready(0);
+      part.SetLoss(loss);
     }
-    gradients.Ready(0);
     poll(nullptr, 0, arguments.pause_ms);  // stands for a larger model
     std::string samples;
     for (const int64_t sample : step.samples()) samples += " " + std::to_string(sample);
-    return step.Apply(gradients, loss, [&]() noexcept {
+    return step.Apply(gradients, [&]() noexcept {
       for (size_t i = 0; i < w.size(); ++i) w[i] -= 0.3F * gradients[0][i];
       const auto now = std::chrono::steady_clock::now().time_since_epoch();
       trained << run.session().generation() << " " << step.number() << " "

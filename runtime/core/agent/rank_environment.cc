@@ -212,6 +212,26 @@ std::string MeshVariable(const std::vector<spec::MeshAxis>& mesh) {
   });
 }
 
+// With virtual ranks every rank has one number of threads, which follows from the job file alone: neither
+// from the shell that launches nor from how many ranks a machine has. More threads add in another order.
+void AddElastic(const spec::JobSpec& spec, Env* env) {
+  if (spec.in_place) (*env)["GTRAIN_ELASTIC"] = "in-place";
+  if (!spec.mesh.empty()) (*env)["GTRAIN_MESH"] = MeshVariable(spec.mesh);
+  if (spec.global_batch > 0) (*env)["GTRAIN_GLOBAL_BATCH"] = absl::StrCat(spec.global_batch);
+  if (spec.virtual_ranks == 0) return;
+  (*env)["GTRAIN_VIRTUAL_RANKS"] = absl::StrCat(spec.virtual_ranks);
+  const auto written = spec.env.find("OMP_NUM_THREADS");
+  const std::string threads =
+      written != spec.env.end() ? written->second : absl::StrCat(spec.resources.cpus.value_or(1));
+  for (const char* name :
+       {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"}) {
+    if (spec.env.count(name) == 0) (*env)[name] = threads;
+  }
+  for (const char* name : {"OMP_DYNAMIC", "MKL_DYNAMIC"}) {
+    if (spec.env.count(name) == 0) (*env)[name] = "FALSE";
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationGrant& grant,
@@ -240,6 +260,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
                            "GTRAIN_MESH",
                            "GTRAIN_RESUME",
                            "GTRAIN_TAKEOVER",
+                           "GTRAIN_VIRTUAL_RANKS",
                            "GTRAIN_WAITS"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
@@ -249,6 +270,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
   for (auto it = env.begin(); it != env.end();) it = Forbidden(it->first) ? env.erase(it) : std::next(it);
 
+  AddElastic(spec, &env);  // before the default of OMP_NUM_THREADS
   AddTorchrun(grant, spec, rank, PlaceOf(grant, rank), &env);
   AddGpus(config, grant, spec, rank, &env);
   AddCheckpoint(config, grant, spec, &env);
@@ -269,9 +291,6 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
       {"GTRAIN_RUN_DIR", grant.run_dir},
   };
   for (const auto& [name, value] : own) env[name] = value;
-  if (spec.in_place) env["GTRAIN_ELASTIC"] = "in-place";
-  if (!spec.mesh.empty()) env["GTRAIN_MESH"] = MeshVariable(spec.mesh);
-  if (spec.global_batch > 0) env["GTRAIN_GLOBAL_BATCH"] = absl::StrCat(spec.global_batch);
   // Its RANK is none of the world: a program that would not wait for its place ends with an error.
   if (rank >= grant.world_size) env["GTRAIN_WAITS"] = "1";
   return env;

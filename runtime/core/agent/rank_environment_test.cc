@@ -161,6 +161,42 @@ TEST_F(AgentCoreTest, UserOmpThreadsStayAndSingleRankGetsNone) {
   EXPECT_EQ(EnvOf(Commands<keeper::StartRank>()[0]).count("OMP_NUM_THREADS"), 0u);
 }
 
+// Neither the shell that launches nor the ranks of the machine change how many threads add.
+TEST_F(AgentCoreTest, ABitwiseJobHasTheThreadsOfItsFile) {
+  spec_.virtual_ranks = 6;
+  Welcome();
+  uint64_t generation = 0;
+  const auto env_of = [&](int ranks, int world) {
+    ++generation;
+    Step(FromHead{Revoke{{5}, kJob, {generation - 1}, EndMode::kReform, absl::Seconds(1), "next"}});
+    GenerationGrant grant = Grant(generation, ranks, world);
+    grant.client_env = {{"OMP_NUM_THREADS", "16"}, {"OMP_DYNAMIC", "TRUE"}, {"GTRAIN_VIRTUAL_RANKS", "9"}};
+    Step(FromHead{StartGeneration{{5}, grant}});
+    return EnvOf(Commands<keeper::StartRank>()[0]);
+  };
+  for (const int ranks : {1, 2}) {
+    auto env = env_of(ranks, 2);
+    EXPECT_EQ(env["GTRAIN_VIRTUAL_RANKS"], "6");
+    for (const char* name :
+         {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"})
+      EXPECT_EQ(env[name], "1") << name;
+    EXPECT_EQ(env["OMP_DYNAMIC"], "FALSE");
+    EXPECT_EQ(env["MKL_DYNAMIC"], "FALSE");
+  }
+  spec_.resources.cpus = 4;
+  EXPECT_EQ(env_of(2, 2)["MKL_NUM_THREADS"], "4");
+  spec_.env = {{"OMP_NUM_THREADS", "3"}, {"OPENBLAS_NUM_THREADS", "2"}};
+  auto env = env_of(2, 2);
+  EXPECT_EQ(env["OMP_NUM_THREADS"], "3");
+  EXPECT_EQ(env["MKL_NUM_THREADS"], "3");
+  EXPECT_EQ(env["OPENBLAS_NUM_THREADS"], "2");
+  spec_.env.clear();
+  spec_.virtual_ranks = 0;
+  env = env_of(1, 1);
+  EXPECT_EQ(env["OMP_NUM_THREADS"], "16");
+  EXPECT_FALSE(env.contains("GTRAIN_VIRTUAL_RANKS") || env.contains("MKL_NUM_THREADS"));
+}
+
 TEST_F(AgentCoreTest, ScriptAndSetupBecomeBash) {
   spec_.run.clear();
   spec_.script = "echo hi | cat";
