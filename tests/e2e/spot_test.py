@@ -130,12 +130,12 @@ class SpotTest(cluster.ClusterTest):
                 newest[pid] = max(newest.get(pid, 0), line[3])
         return events
 
-    def run_spot(self, counts, gap, starts, ranks_max, sample_seconds, every):
+    def run_spot(self, counts, gap, starts, ranks, sample_seconds, every):
         seed = int(os.environ.get('GTRAIN_SPOT_SEED') or random.SystemRandom().randrange(1 << 32))
         self.sample_seconds = sample_seconds
         self.tokens = [self.token() for _ in range(sum(max(0, now - before) for before, now in zip([0] + counts, counts)))]
         job = self.job_file('spot', f'name: spot\nrun: {RANK} {self.out} {SAMPLES} {BATCH} {round(sample_seconds * 1e6)}\n'
-                                    f'ranks: {{min: 1, max: {ranks_max}}}\nresources: {{cpus: 1}}\nelastic: {{mode: in-place}}\n'
+                                    f'ranks: {{min: {ranks[0]}, max: {ranks[1]}}}\nresources: {{cpus: 1}}\nelastic: {{mode: in-place}}\n'
                                     f'restart: {{budget: 1000}}\ncheckpoint: {{uri: {self.dir}/ckpt, every: {every}}}\n')
         self.submit(job)
         market = Market(self, counts, gap, starts, random.Random(seed))
@@ -144,7 +144,7 @@ class SpotTest(cluster.ClusterTest):
         nodes = {names[f'node{node}']: node for node in range(market.came) if f'node{node}' in names}
         found = self.steps_of(market.zero)
         head = {'spot_run': 1, 'mode': 'in-place', 'batch': BATCH, 'samples': SAMPLES, 'sample_seconds': sample_seconds, 'gap': gap,
-                'ranks_min': 1, 'ranks_max': ranks_max, 'start_min': starts[0], 'start_max': starts[1], 'tolerance': EPSILON}
+                'ranks_min': ranks[0], 'ranks_max': ranks[1], 'start_min': starts[0], 'start_max': starts[1], 'tolerance': EPSILON}
         batches = [event for event in self.batches(found, nodes) if event['at'] <= end]
         path, trace = os.path.join(self.dir, 'events.jsonl'), os.path.join(self.dir, 'trace.json')
         with open(path, 'w') as out:
@@ -163,7 +163,7 @@ class SpotTest(cluster.ClusterTest):
 
     def test_machines_come_and_go(self):
         """N5, N7, P1: forty seconds, four machines of which two go at once and others come."""
-        report = self.run_spot([3, 4, 4, 2, 2, 4, 4], 6, (0.5, 1.5), 4, 0.02, '2s')
+        report = self.run_spot([3, 4, 4, 2, 2, 4, 4], 6, (0.5, 1.5), (1, 4), 0.02, '2s')
         self.assertGreater(report['generations'], 3)
         self.assertGreater(report['steps_kept'], 20)
         self.assertEqual(report['rollbacks'], 0, 'two were there all the time')
@@ -174,7 +174,7 @@ class SpotTest(cluster.ClusterTest):
         """100 minutes of it ten times as fast: 16 machines come, after 65 minutes five go, ten minutes later others come."""
         with open(RECORDED) as text:
             counts = json.load(text)['data'][24:44]
-        report = self.run_spot(counts, 30, (6, 30), 16, 0.25, '10s')
+        report = self.run_spot(counts, 30, (6, 30), (4, 16), 0.25, '10s')
         self.assertGreaterEqual(report['goodput'], 0.9)
 
 
