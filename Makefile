@@ -10,6 +10,7 @@
 #   make mutants  plants each mutant of tests/mutants, says which gate catches it
 #   make soak     minutes of faults on real processes; GTRAIN_SOAK_SECONDS=N shortens the ten minutes of head kills
 #   make sim      20,000 seeds of the simulated cluster, at most 60 minutes; build/sim/report.txt
+#   make goodput  a recorded spot trace of 395 h in the simulator: jobs in place beside jobs that restart; twenty minutes
 #   make powercut 300 power cuts under load on a loop-mounted ext4 (root); ARGS="--cuts N --workers N --seed N"
 #   make bench    every build/bin/bench_* with --quick; JSON under build/bench/
 #   make bench-gate  ratios of bench/baseline.json measured again; fails when one has become worse beyond its spread; an idle machine, 5 min
@@ -23,7 +24,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install build run test wheel test-s3 test-torch check sim soak powercut bench bench-gate mutants fuzz asan tsan asan-core bazel clean
+.PHONY: help install build run test wheel test-s3 test-torch check sim goodput soak powercut bench bench-gate mutants fuzz asan tsan asan-core bazel clean
 
 JOBS ?= $(shell tools/jobs.sh)
 TEST_JOBS ?= 2
@@ -70,6 +71,11 @@ check: build
 
 soak: build
 	tools/soak.sh build $(ARGS)
+
+goodput: install
+	@cmake --preset release
+	@cmake --build build --parallel $(JOBS) --target gtrain-sim
+	tools/goodput.py --table $(ARGS)
 
 sim: install
 	@cmake --preset release

@@ -97,7 +97,7 @@ struct Held {
   uint64_t arena_bytes = 0;
 };
 
-enum Deed { kMake, kSplit, kAllReduce, kDeeds };
+enum Deed { kMake, kSplit, kAllReduce, kMeet, kDeeds };
 
 struct Costs {
   std::vector<Counts> of_rank[kDeeds];
@@ -105,7 +105,8 @@ struct Costs {
   std::vector<absl::Status> results;
 };
 
-// Makes a communicator of all ranks, splits one of all off it and reduces a number in the first.
+// Makes a communicator of all ranks, splits one of all off it, reduces a number in the first and gathers
+// there what members of a new generation tell each other (elastic/exec/elastic_run.cc, Meet).
 Costs CostsOf(const std::vector<std::string>& nodes, const std::string& algorithm) {
   FakeWorld world(nodes);
   FakeNetwork network;
@@ -133,6 +134,11 @@ Costs CostsOf(const std::vector<std::string>& nodes, const std::string& algorith
       if (i == kAllReduce) {
         status.Update(status.ok() ? whole->AllReduce(&number, 1, DType::kFloat32, ReduceOp::kSum) : status);
         EXPECT_EQ(number, static_cast<float>(nodes.size()));
+      } else if (i == kMeet) {
+        const int64_t mine[4] = {static_cast<int64_t>(rank), 0, 0, 0};
+        std::vector<int64_t> all(4 * nodes.size());
+        if (status.ok()) status = whole->AllGather(mine, all.data(), 4, DType::kInt64);
+        EXPECT_EQ(all[4 * (nodes.size() - 1)], std::ssize(nodes) - 1);
       } else if (status.ok()) {
         auto made = i == kMake ? MakeCommunicator(&bootstrap, options) : whole->Split(0, 0);
         status = made.status();
@@ -209,6 +215,9 @@ void CheckMessages(const Costs& costs, uint64_t n, uint64_t of_each, uint64_t wa
     EXPECT_EQ(reduce.messages, log + (several ? enter : 0));
     EXPECT_EQ(reduce.rounds, log + (!several ? 0 : few ? 1 : log));
   }
+  // From the grant of a generation until its members have agreed on the step: what elastic_run.h says.
+  for (uint64_t rank = 0; ways == 0 && rank < n; ++rank)
+    EXPECT_LE(costs.of_rank[kMake][rank].rounds + costs.of_rank[kMeet][rank].rounds, 4 * log + 3);
   for (uint64_t rank = 0; rank < n; ++rank) {
     if (rank % of_each == 0) continue;
     // Ranks that are no leaders send messages only to measure the ways to speak that are not the leader's

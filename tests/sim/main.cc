@@ -17,7 +17,9 @@
 #include "absl/strings/str_split.h"
 #include "base/logging.h"
 #include "base/probe.h"
+#include "base/units.h"
 #include "tests/sim/scenario.h"
+#include "tests/sim/spot.h"
 #include "tests/sim/world.h"
 
 namespace gtrain::sim {
@@ -32,8 +34,18 @@ constexpr char kHelp[] =
     "  gtrain-sim --seeds 1..200 --jobs 2   many, in two processes\n"
     "  gtrain-sim --scenario FILE           a schedule as data; a directory: each *.txt of it\n"
     "\n"
+    "  gtrain-sim --spot-trace FILE         a job on the machines of a recorded trace "
+    "(docs/formats/spot-run.md)\n"
+    "\n"
     "  --report FILE    also write the report there\n"
     "  --minutes M      stop starting new seeds after so long\n"
+    "With --spot-trace, besides --seed and --trace:\n"
+    "  --mode in-place|restart   of the job; in-place if nothing is said\n"
+    "  --checkpoint-every TIME   1m; never: only where a notice says that a machine goes\n"
+    "  --notice TIME             machines hear so long before that they go; else they vanish\n"
+    "  --min N                   ranks of the job at least; 1\n"
+    "  --hours H                 the first hours of the trace alone\n"
+    "  --samples-out FILE        each applied batch, and what became of each machine\n"
     "\n"
     "Exit code: 0 nothing found, 1 an invariant was violated or an expectation not met, 2 usage.\n";
 
@@ -41,8 +53,9 @@ struct Options {
   uint64_t first = 1, last = 0;
   bool trace = false;
   int jobs = 1;
-  std::string report, scenario;
+  std::string report, scenario, spot_trace;
   int minutes = 0;
+  SpotOptions spot;
 };
 
 struct Outcome {
@@ -239,6 +252,61 @@ bool ParseSeeds(absl::string_view text, Options* options) {
          ends.size() <= 2 && options->first <= options->last;
 }
 
+int Spot(Options options) {
+  options.spot.seed = options.last == 0 ? 1 : options.first;
+  options.spot.trace = options.trace;
+  const absl::StatusOr<SpotTrace> trace = ReadSpotTrace(options.spot_trace);
+  const double began = Seconds();
+  const absl::StatusOr<SpotResult> result =
+      trace.ok() ? RunSpot(*trace, options.spot) : absl::StatusOr<SpotResult>(trace.status());
+  if (!result.ok()) {
+    std::fprintf(stderr, "gtrain-sim: %s\n", std::string(result.status().message()).c_str());
+    return 2;
+  }
+  std::printf("%.1f simulated hours in %.1f s, %llu events; %lld batches applied in %lld generations\n",
+              static_cast<double>(result->seconds) / 3600, Seconds() - began,
+              static_cast<unsigned long long>(result->events), static_cast<long long>(result->steps),
+              static_cast<long long>(result->generations));
+  for (const Violation& violation : result->violations) {
+    std::printf("%s at %.3f s: %s, commit %s\n", violation.id.c_str(),
+                static_cast<double>(violation.at) / 1e9, violation.text.c_str(), GTRAIN_SIM_COMMIT);
+  }
+  return result->violations.empty() ? 0 : 1;
+}
+
+bool ParseTime(absl::string_view text, int64_t* ns) {
+  const absl::StatusOr<absl::Duration> time = ParseDuration(text);
+  if (time.ok()) *ns = absl::ToInt64Nanoseconds(*time);
+  return time.ok() && *ns > 0;
+}
+
+// False: there is no such flag of a spot run, or its value is none.
+bool ParseSpotFlag(const std::string& flag, const std::string& value, Options* options) {
+  SpotOptions& spot = options->spot;
+  if (flag == "--spot-trace") {
+    options->spot_trace = value;
+    return !value.empty();
+  }
+  if (flag == "--samples-out") {
+    spot.events = value;
+    return !value.empty();
+  }
+  if (flag == "--mode") {
+    spot.in_place = value == "in-place";
+    return spot.in_place || value == "restart";
+  }
+  if (flag == "--checkpoint-every") {
+    if (value == "never") spot.save_every = 0;
+    return value == "never" || ParseTime(value, &spot.save_every);
+  }
+  if (flag == "--notice") return ParseTime(value, &spot.notice.emplace());
+  if (flag == "--min") return absl::SimpleAtoi(value, &spot.ranks_min) && spot.ranks_min > 0;
+  int hours = 0;
+  if (flag != "--hours" || !absl::SimpleAtoi(value, &hours) || hours < 1 || hours > 1'000'000) return false;
+  spot.length = hours * 60 * kMin;
+  return true;
+}
+
 int Main(int argc, char** argv) {
   SetLogSink(
       [](LogLevel, absl::string_view) {});  // what the libraries say of the faults is in nobody's interest
@@ -266,7 +334,7 @@ int Main(int argc, char** argv) {
     } else if (flag == "--report") {
       options.report = value;
     } else {
-      ok = false;
+      ok = ParseSpotFlag(flag, value, &options);
     }
     if (!ok) {
       std::fprintf(stderr, "gtrain-sim: what is '%s %s'?\n\n%s", flag.c_str(), value, kHelp);
@@ -274,6 +342,7 @@ int Main(int argc, char** argv) {
     }
     ++i;
   }
+  if (!options.spot_trace.empty()) return Spot(options);
   if (!options.scenario.empty()) {
     const int failed = Scenarios(options);
     if (failed != 0 || options.last == 0) return failed;

@@ -96,6 +96,7 @@ bool Network::SendTo(const std::string& route, core::Message message) {
 bool Network::Put(Connection& connection, Direction direction, core::Message message) {
   const auto found = by_route_.find(connection.route);
   if (found == by_route_.end()) return true;  // the head's end is closed and ours does not know it
+  if (on_sent) on_sent(connection, direction, message);
   if (faults_.through_codec) {
     auto decoded = wire::Decode(wire::Encode(message));
     if (!decoded.ok() || *decoded != message) {

@@ -85,6 +85,9 @@ class Network {
   void Inject(int machine, core::Message message);
   void Clog(int machine, int64_t duration);
   bool IsCut(int machine) const;
+  // Called with each message that an open connection takes; may be empty.
+  std::function<void(const Connection& connection, Direction direction, const core::Message& message)>
+      on_sent;
   void CalmDown();  // no loss, duplicates or reordering any more
   size_t waiting_max() const { return waiting_max_; }
 

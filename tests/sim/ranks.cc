@@ -7,10 +7,16 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "elastic/plan/agree.h"
 #include "runtime/core/values/rank_notes.h"
 #include "tests/sim/checker.h"
 
 namespace gtrain::sim {
+
+int64_t Training::TimeOf(int64_t rate) const {
+  if (rate == 0) return 0;
+  return static_cast<int64_t>(static_cast<double>(state_bytes) / static_cast<double>(rate) * kSec);
+}
 
 Gang* Ranks::FindGang(const JobId& job, uint64_t generation) {
   const auto it = gangs_.find({job, generation});
@@ -105,7 +111,7 @@ void Ranks::Revoke(const RankPtr& rank) {
   (void)rank->worker->Step(core::WorkerOver{"the generation is over"}, kernel_.Now());
   const int64_t mostly = ProgramOf(rank->job).letting_go;
   if (mostly == 0 || rank->stuck) return;
-  const bool slow = kernel_.rng.Chance(0.05);
+  const bool slow = kernel_.rng.Chance(ProgramOf(rank->job).lets_go_late);
   LetGo(rank, slow ? kernel_.Between(0, 20 * kSec) : kernel_.Between(kMs, mostly));
 }
 
@@ -123,11 +129,15 @@ void Ranks::GoOn(const RankPtr& rank, uint64_t generation, int number, int world
   rank->generation = generation;
   rank->rank = number;
   rank->kept = rank->released = rank->over = rank->asked_to_end = rank->up = rank->waits = false;
+  rank->noticed = false;
   rank->worker.emplace(world);
   Gang& gang = GangOf(*rank, world, timeline);
   checker_.RankGoesOn(*rank, gang);
   gang.ranks[number] = rank;
-  Rejoin(rank, ProgramOf(rank->job).startup / 4 + kernel_.Between(kMs, 300 * kMs));
+  const Program& program = ProgramOf(rank->job);
+  const int64_t busy =
+      program.training ? std::max<int64_t>(0, rank->computes_until - kernel_.now()) : program.startup / 4;
+  Rejoin(rank, busy + kernel_.Between(kMs, 300 * kMs));
 }
 
 // When the program comes to it.
@@ -220,7 +230,8 @@ void Ranks::Up(const RankPtr& rank) {
   if (++gang.ups < gang.world || gang.ticking) return;
   gang.ticking = true;
   const Program& program = ProgramOf(gang.job);
-  if (!program.sdk || program.checkpoint_every == 0) return Begin(gang, gang.step);
+  const bool saves_some = program.checkpoint_every > 0 || program.training;
+  if (!program.sdk || !saves_some) return Begin(gang, gang.step);
   saves.Restore(gang, program, [this, job = gang.job, g = gang.generation](absl::StatusOr<int64_t> step) {
     Gang& resumed = gangs_[{job, g}];
     if (resumed.ranks.at(0)->stays && resumed.ranks.at(0)->over) return;
@@ -243,6 +254,7 @@ void Ranks::MeetStorageFault(const RankPtr& rank, const std::string& text) {
 }
 
 void Ranks::Begin(Gang& gang, int64_t step) {
+  if (ProgramOf(gang.job).training) return BeginTraining(gang, step);
   gang.step = step;
   for (const auto& [number, rank] : gang.ranks) {  // what those that stayed have, the others get from them
     if (IsOf(*rank, gang)) gang.step = std::max(gang.step, rank->step);
@@ -252,6 +264,68 @@ void Ranks::Begin(Gang& gang, int64_t step) {
                gang.step);
   const int64_t step_time = ProgramOf(gang.job).step_time;
   kernel_.After(step_time, [this, job = gang.job, g = gang.generation] { Tick(job, g); });
+}
+
+// As elastic/exec/elastic_run.cc: who has the newest step gives its state to those that have it not; the
+// checkpoint counts where nobody has a state.
+void Ranks::BeginTraining(Gang& gang, int64_t restored) {
+  const Training& training = *ProgramOf(gang.job).training;
+  std::vector<elastic::MemberState> members;
+  for (const auto& [number, rank] : gang.ranks)
+    members.push_back({.applied = rank->step, .held = -1, .as_made = rank->step < 0});
+  const elastic::Agreement agreed = elastic::Agree(members);
+  int64_t takes = kernel_.Between(kMs, 20 * kMs);
+  sharding::SampleCursor cursor;
+  if (agreed.step >= 0) {
+    cursor = gang.ranks.at(agreed.source)->cursor;
+    if (agreed.AnyNeeds()) takes += training.TimeOf(training.link_rate);
+  } else {
+    cursor = sharding::Advance(training.samples, {}, restored);
+    if (restored > 0) takes += training.TimeOf(training.store_rate);
+  }
+  // A copy is up to half as fast as its link.
+  takes += kernel_.Between(0, takes);
+  kernel_.After(takes, [this, job = gang.job, g = gang.generation, cursor] { Train(job, g, cursor); });
+}
+
+void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleCursor& cursor) {
+  Gang& gang = gangs_[{job, generation}];
+  if (!CanStep(gang)) return;  // somebody was lost meanwhile, and what has come of the copy is nothing
+  gang.step = cursor.step;
+  gang.cursor = cursor;
+  gang.stepped_at = gang.saved_at = kernel_.now();
+  for (const auto& [number, rank] : gang.ranks) {
+    rank->step = rank->stays ? cursor.step : -1;
+    rank->cursor = cursor;
+  }
+  kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " trains from step ",
+               gang.step);
+  if (on_begin) on_begin(gang);
+  const int64_t takes = StepTime(gang);
+  Compute(gang, takes);
+  kernel_.After(takes, [this, job, generation] { Tick(job, generation); });
+}
+
+int64_t Ranks::StepTime(const Gang& gang) {
+  const Program& program = ProgramOf(gang.job);
+  return program.training ? program.training->StepTime(gang.world) : program.step_time;
+}
+
+// Each rank computes its share of the next batch, and hears of nothing meanwhile.
+void Ranks::Compute(const Gang& gang, int64_t takes) {
+  for (const auto& [number, rank] : gang.ranks) rank->computes_until = kernel_.now() + takes;
+}
+
+// All ranks have the sum of the gradients, and make the update.
+void Ranks::Apply(Gang& gang) {
+  const Program& program = ProgramOf(gang.job);
+  if (!program.training) return;
+  const sharding::SampleOptions& samples = program.training->samples;
+  const sharding::SampleRange batch = sharding::BatchAt(samples, gang.cursor);
+  gang.cursor = sharding::Advance(samples, gang.cursor);
+  for (const auto& [number, rank] : gang.ranks) rank->cursor = gang.cursor;
+  if (on_batch) on_batch(gang, batch);
+  Compute(gang, StepTime(gang));
 }
 
 bool Ranks::CanStep(const Gang& gang) const {
@@ -276,6 +350,7 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
     gang.stepped_at = kernel_.now();
     for (const auto& [number, rank] : gang.ranks) rank->step = rank->stays ? gang.step : -1;
     checker_.GangSteps(gang);
+    Apply(gang);
     Report(gang);
     if (program.steps > 0 && gang.step >= program.steps) {
       for (const auto& [number, rank] : std::map(gang.ranks)) {
@@ -293,7 +368,7 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
       checker_.RankLies(*rank, kLie);
     }
   }
-  kernel_.After(program.step_time, [this, job, generation] { Tick(job, generation); });
+  kernel_.After(StepTime(gang), [this, job, generation] { Tick(job, generation); });
 }
 
 // A rank that waits long finds out which way is broken (comm/ucx/link_probe.h); either side may be the first,
@@ -315,10 +390,26 @@ void Ranks::ReportLinks(const Gang& gang) {
   }
 }
 
+// Its time has come, or a machine goes: then once.
+bool Ranks::SaveIsDue(const Gang& gang) {
+  const int64_t every = ProgramOf(gang.job).training->save_every;
+  const bool noticed = std::ranges::any_of(gang.ranks, [](const auto& item) { return item.second->noticed; });
+  return (noticed && !gang.saved_for_notice) || (every > 0 && kernel_.now() - gang.saved_at >= every);
+}
+
+void Ranks::Save(Gang& gang) {
+  if (!saves.Save(gang)) return;
+  gang.saved_at = kernel_.now();
+  gang.saved_for_notice =
+      std::ranges::any_of(gang.ranks, [](const auto& item) { return item.second->noticed; });
+}
+
 void Ranks::Report(Gang& gang) {
   const Program& program = ProgramOf(gang.job);
-  const bool due = program.checkpoint_every > 0 && gang.step % program.checkpoint_every == 0;
-  if (due && program.sdk) saves.Save(gang);
+  const bool due = program.training
+                       ? SaveIsDue(gang)
+                       : program.checkpoint_every > 0 && gang.step % program.checkpoint_every == 0;
+  if (due && program.sdk) Save(gang);
   if (due && !program.sdk) {
     Checkpoints& kept = checkpoints[gang.job];
     kept.committed.insert({gang.timeline, gang.step});
@@ -354,6 +445,7 @@ void Ranks::Term(const RankPtr& rank, bool save) {
 // be run again, or takes no notice.
 void Ranks::Notice(const RankPtr& rank, uint32_t seconds, int signal) {
   if (!rank->alive || rank->stuck || rank->frozen) return;
+  rank->noticed = true;
   if (rank->worker && rank->up)
     return Do(rank, rank->worker->Step(core::WorkerNotice{absl::Seconds(seconds)}, kernel_.Now()));
   if (signal == 0 || kernel_.rng.Chance(0.3)) return;

@@ -14,6 +14,7 @@
 #include "runtime/core/values/keeper_messages.h"
 #include "runtime/core/values/messages.h"
 #include "runtime/core/worker/worker_core.h"
+#include "sharding/ledger/ledger.h"
 #include "tests/sim/kernel.h"
 #include "tests/sim/saves.h"
 
@@ -21,17 +22,32 @@ namespace gtrain::sim {
 
 class Checker;
 
+// Steps over samples, with a state that has a size: a step takes as long as the largest share of its batch.
+struct Training {
+  sharding::SampleOptions samples;
+  int64_t sample_time = 30 * kMs;      // of one rank
+  int64_t save_every = 0;              // time; 0: only when a notice comes
+  int64_t state_bytes = 0;             // of a rank; equal on all
+  int64_t link_rate = 0;               // bytes a second, from those that have the state to those that need it
+  int64_t store_rate = 0;              // bytes a second, of all ranks together, to and from the storage
+  int64_t TimeOf(int64_t rate) const;  // to move the state
+  int64_t StepTime(int ranks) const { return (samples.global_batch + ranks - 1) / ranks * sample_time; }
+};
+
 // The behaviour of a job's program, which is not in the spec.
 struct Program {
   bool sdk = false;    // joins a session
   bool stays = false;  // and can go on in another generation, where the job lets it
   // How long a process that stays takes at most to let go of its generation, mostly; 0: none does by itself.
   int64_t letting_go = 300 * kMs;
-  int64_t steps = 0;  // it ends well after so many; 0: never
+  double lets_go_late = 0.05;  // part of those that take up to 20 s
+  int64_t steps = 0;           // it ends well after so many; 0: never
   int64_t step_time = 10 * kSec;
   int64_t startup = 2 * kSec;
   int checkpoint_every = 0;  // gang steps; 0: never
-  std::string directory;     // its checkpoints; empty: one of its own
+  // What a program of gtrain::Elastic does beside that. Without samples: nothing of it.
+  std::optional<Training> training;
+  std::string directory;  // its checkpoints; empty: one of its own
   int keep = 3;
   int64_t commit_timeout = 10 * kMin;
   int64_t join_timeout = 10 * kMin;
@@ -64,6 +80,9 @@ struct RankProcess {
   bool kept = false;                // it waits between two generations
   bool deaf = false;                // its connection to its keeper is gone
   int64_t step = -1;                // the newest one that it has in memory; only where it stays
+  sharding::SampleCursor cursor;    // likewise, of a program with Training
+  int64_t computes_until = 0;       // likewise: it hears of nothing before
+  bool noticed = false;             // in this generation, that a machine of the job goes
   std::optional<core::WorkerCore> worker;
   std::string table;  // what the entry barrier gave it
   // Sends to its keeper; empty when the keeper is gone.
@@ -84,6 +103,9 @@ struct Gang {
   bool ticking = false;
   int ups = 0;
   int64_t stepped_at = 0;  // or became whole
+  sharding::SampleCursor cursor;
+  int64_t saved_at = 0;  // or began
+  bool saved_for_notice = false;
 };
 // False: the process is kept, or is a member of a later gang.
 bool IsOf(const RankProcess& rank, const Gang& gang);
@@ -101,6 +123,10 @@ class Ranks {
   std::map<JobId, Program> programs;
   // Asked once for each job.
   std::function<Program(const JobId&)> program_of = [](const JobId&) { return Program{}; };
+  // Called with each batch that the ranks of a program with Training have applied, and before the first of a
+  // generation; may be empty.
+  std::function<void(const Gang& gang, const sharding::SampleRange& batch)> on_batch;
+  std::function<void(const Gang& gang)> on_begin;
   // Whether the ranks on these two machines can talk.
   std::function<bool(int, int)> reachable = [](int, int) { return true; };
 
@@ -139,6 +165,13 @@ class Ranks {
   void LetGo(const RankPtr& rank, int64_t delay);
   void Up(const RankPtr& rank);
   void Begin(Gang& gang, int64_t step);
+  void BeginTraining(Gang& gang, int64_t restored);
+  void Train(const JobId& job, uint64_t generation, const sharding::SampleCursor& cursor);
+  int64_t StepTime(const Gang& gang);
+  void Compute(const Gang& gang, int64_t takes);
+  void Apply(Gang& gang);
+  bool SaveIsDue(const Gang& gang);
+  void Save(Gang& gang);
   void MeetStorageFault(const RankPtr& rank, const std::string& text);
   void AwaitTable(const RankPtr& rank, uint64_t generation, int64_t timeout);
   void Tick(const JobId& job, uint64_t generation);

@@ -109,6 +109,7 @@ struct Saves::Team {
   int64_t highest_step = -1;
   int keep = 3;
   absl::Duration commit_timeout;
+  int64_t write_time = 0;          // of a shard, beside what any call takes
   int64_t began = 0, trouble = 0;  // of the newest save: when, and what there had been of trouble then
   std::map<ckpt::SaveId, bool> finite_of;
   std::vector<SaverPtr> savers;
@@ -195,6 +196,7 @@ void Saves::Restore(const Gang& gang, const Program& program,
   team->next = {.timeline = gang.timeline, .generation = gang.generation};
   team->keep = program.keep;
   team->commit_timeout = absl::Nanoseconds(program.commit_timeout);
+  if (program.training) team->write_time = program.training->TimeOf(program.training->store_rate);
   const int world = std::min(gang.world, kSaversMax);
   for (int rank = 0; rank < world; ++rank) {
     team->savers.push_back(std::make_shared<Saver>(gang.ranks.at(rank), *team, world));
@@ -297,14 +299,14 @@ void Saves::TryNext(const std::shared_ptr<Restoring>& restoring) {
 
 // ---------------------------------------------------------------- saving
 
-void Saves::Save(const Gang& gang) {
+bool Saves::Save(const Gang& gang) {
   const auto found = teams_.find({gang.job.value, gang.generation});
-  if (found == teams_.end()) return;
+  if (found == teams_.end()) return false;
   Team& team = *found->second;
   for (const SaverPtr& saver : team.savers) {
     if (saver->core.idle()) continue;
     ++kernel_.counts["save skipped"];
-    return;
+    return false;
   }
   if (gang.step <= team.highest_step) ++team.next.attempt;
   team.highest_step = std::max(team.highest_step, gang.step);
@@ -320,6 +322,7 @@ void Saves::Save(const Gang& gang) {
     Apply(saver, save::SnapshotTaken{gang.step});
     Turn(saver);
   }
+  return true;
 }
 
 void Saves::Apply(const SaverPtr& saver, const save::Event& event) {
@@ -365,7 +368,7 @@ void Saves::Ask(const SaverPtr& saver, std::function<Events()> act) {
 void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
   FlakyStore* store = &saver->team.directory->store;
   if (std::holds_alternative<save::WriteShard>(effect)) {
-    return Ask(saver, [saver, store, finite = !kernel_.rng.Chance(0.05)]() -> Events {
+    const auto write = [saver, store, finite = !kernel_.rng.Chance(0.05)]() -> Events {
       const std::string text = ShardText(saver->id, saver->number);
       saver->file = {.name = ckpt::ShardName(saver->number, saver->world_size),
                      .bytes = text.size(),
@@ -373,7 +376,9 @@ void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
                      .finite = finite,
                      .data_begin = text.size()};
       return {save::ShardWritten{store->PutIfAbsent(ckpt::AttemptKey(saver->id, saver->file.name), text)}};
-    });
+    };
+    if (saver->team.write_time == 0) return Ask(saver, write);
+    return kernel_.After(saver->team.write_time, [this, saver, write] { Ask(saver, write); });
   }
   if (const auto* index = std::get_if<save::WriteIndex>(&effect)) {
     return Ask(saver, [saver, store, shard = index->shard]() -> Events {

@@ -40,8 +40,8 @@ class Saves {
   // Rank 0 takes the directory and finds what to resume from. `begun` hears the step, or why the program
   // gives up: Unavailable when the storage cannot be read. It is not called when rank 0 ends first.
   void Restore(const Gang& gang, const Program& program, std::function<void(absl::StatusOr<int64_t>)> begun);
-  // All ranks are at the gang's step; skipped while an earlier save is under way.
-  void Save(const Gang& gang);
+  // All ranks are at the gang's step. False: it was skipped, since an earlier save is under way.
+  bool Save(const Gang& gang);
   bool Committed(const std::string& job, uint64_t timeline, int64_t step) const {
     return committed_.contains({job, timeline, step});
   }

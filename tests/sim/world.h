@@ -72,6 +72,7 @@ struct Profile {
   double port_taken = 0, keeper_start_fails = 0;
   double in_place = 0;  // part of the jobs whose processes stay
   int64_t sync_time = 3 * kMs;
+  bool usual_times = false;  // those of the product, where the swarm has shorter ones
 };
 Profile Draw(Rng& rng);
 

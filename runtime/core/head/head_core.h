@@ -57,6 +57,7 @@ struct HeadConfig {
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration fence_margin = absl::Seconds(10);   // from the end of a lease to that of the last rank
   absl::Duration grow_after = absl::Seconds(30);     // room that a job may grow into has been there as long
+  absl::Duration grow_in_place_after = absl::Seconds(10);  // likewise, where processes go on
   // The time from failed growth to the next that no person asked for, doubling with each failure in a row.
   absl::Duration grow_again_after = absl::Minutes(10);
   absl::Duration reform_grace = absl::Seconds(3);  // TERM to KILL when another generation follows

@@ -1,5 +1,7 @@
 #include "runtime/core/head/head_model.h"
 
+#include <algorithm>
+
 namespace gtrain::core {
 
 Job* HeadModel::FindJob(const JobId& id) {
@@ -17,6 +19,13 @@ std::vector<Job*> HeadModel::LiveJobs() {
   std::erase_if(live_jobs, [](const auto& item) { return IsFinal(item.second->record.state); });
   for (const auto& [number, job] : live_jobs) live.push_back(job);
   return live;
+}
+
+bool HeadModel::AllAreHeard(const Job& job, absl::Duration time, Instant now) const {
+  return std::ranges::all_of(job.record.grant->nodes, [&](const NodePlace& place) {
+    const auto node = nodes.find(place.node);
+    return node != nodes.end() && now - node->second.heard_at <= time;
+  });
 }
 
 std::string HeadModel::Hostname(const NodeId& id) const {

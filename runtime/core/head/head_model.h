@@ -24,6 +24,9 @@ struct HeadModel {
   const Job* FindJob(const JobId& id) const;
   // The jobs that are not final, in order of submission. O(live jobs).
   std::vector<Job*> LiveJobs();
+  // Whether each node of the newest generation was heard within `time`: who runs is not interrupted of free
+  // will while a node may be lost, for the others would wait for it. O(nodes of the job).
+  bool AllAreHeard(const Job& job, absl::Duration time, Instant now) const;
   std::string Hostname(const NodeId& id) const;  // the id of a node that is not known
 
   ClusterRecord cluster;

@@ -16,6 +16,13 @@ bool Job::HoldsNode(const NodeId& node) const {
                      [&](const NodePlace& place) { return place.node == node; });
 }
 
+bool Job::ProcessesStay() const {
+  return spec.in_place && record.grant &&
+         (stays || std::ranges::any_of(record.grant->ranks, [](const RankPlace& place) {
+            return place.process.generation.value != 0;
+          }));
+}
+
 bool Job::NeedsNode(const NodeId& node) const {
   const bool waits = std::ranges::any_of(waiting, [&](const WaitingRank& one) {
     return !one.over && record.grant->waiting[static_cast<size_t>(&one - waiting.data())].node == node;

@@ -196,6 +196,9 @@ struct Job {
   bool HoldsRoomOn(const NodeId& node) const { return Occupies() || Unreleased(node); }
   // The grant of one of the newest generations; nullptr: it is not remembered.
   const GenerationGrant* GrantOf(Generation generation) const;
+  // The processes of the live generation go on in the next one, as far as this head knows: no step is lost
+  // but the one that is under way, and no checkpoint is read.
+  bool ProcessesStay() const;
   // In what the job file counts: processes that wait although all of its ranks run.
   int Spares() const { return (spec.spares + demand.unit - 1) / demand.unit * demand.unit; }
   // The number of ranks or of nodes, whichever the job file counts, with those that are to join them.

@@ -17,6 +17,7 @@ struct SizeTried {
 
 struct JobSizing {
   std::optional<Instant> room_since;  // for another number of ranks than it has
+  Instant look_again_at;              // whether it may grow in place
   bool asked = false;                 // a person asked for that, since this head's start
   bool at_once = false;               // and not to wait for a checkpoint: as soon as all ranks run
   bool never_fits = false;            // it waits, and would do so if nothing else ran on these machines

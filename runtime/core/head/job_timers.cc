@@ -13,13 +13,14 @@
 #include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/polls.h"
 #include "runtime/core/head/rank_news.h"
+#include "runtime/core/head/sizing.h"
 #include "runtime/core/head/stalls.h"
 
 namespace gtrain::core {
 
 JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
                      Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls,
-                     Polls& polls)
+                     Polls& polls, Sizing& sizing)
     : model_(model),
       config_(context.config()),
       life_(life),
@@ -30,7 +31,8 @@ JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Gran
       newcomers_(newcomers),
       ranks_(ranks),
       stalls_(stalls),
-      polls_(polls) {}
+      polls_(polls),
+      sizing_(sizing) {}
 
 void JobTimers::Run(Job& job, Instant now) {
   const std::optional<Instant> ends_at = job.fenced_at ? job.fenced_at : job.gone_deadline;
@@ -51,6 +53,7 @@ void JobTimers::Run(Job& job, Instant now) {
   if (job.Live() && job.start_deadline && *job.start_deadline <= now) return FailLateStart(job, now);
   FailHungProcesses(job, now);
   newcomers_.Consider(job, now);
+  sizing_.GrowInPlace(job, now);
   if (EndIfItsTimeIsUp(job, now)) return;
   stalls_.CheckStalls(job, now);
 }
@@ -157,6 +160,7 @@ std::optional<Instant> JobTimers::NextDeadline(const Job& job) const {
   sooner(job.return_deadline);
   sooner(leaves_.NextDeadline(job));
   sooner(newcomers_.NextDeadline(job));
+  sooner(sizing_.GrowsInPlaceAt(job));
   sooner(job.links_at);
   sooner(job.left_at);
   sooner(job.cause_at);

@@ -17,13 +17,14 @@ class Links;
 class Newcomers;
 class Polls;
 class RankNews;
+class Sizing;
 class Stalls;
 
 class JobTimers {
  public:
   JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
-            Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls,
-            Polls& polls);
+            Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls, Polls& polls,
+            Sizing& sizing);
 
   void Run(Job& job, Instant now);
   // Holds also between two generations: one that is granted only to be ended at once helps nobody.
@@ -46,6 +47,7 @@ class JobTimers {
   RankNews& ranks_;
   Stalls& stalls_;
   Polls& polls_;
+  Sizing& sizing_;
 };
 
 }  // namespace gtrain::core

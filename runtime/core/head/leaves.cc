@@ -6,6 +6,9 @@
 // At tell_at all ranks of the job are told (it takes all of them to save); at end_at, or as soon as a
 // checkpoint made after the telling is committed and other machines have room, the generation is revoked and
 // the next one is placed elsewhere. The fault it ends with is charged to nobody.
+//
+// Processes that go on lose nothing when their generation ends, whenever that is: where they would be fewer
+// without the machine they use it to end_at, which is later than for others.
 #include "runtime/core/head/leaves.h"
 
 #include <algorithm>
@@ -54,7 +57,10 @@ void Leaves::FindLeave(Job& job, Instant now) {
   const NodeId& id = first->record.id;
   if (job.leave && job.leave->node == id && job.leave->at == at) return;
   const absl::Duration usable = std::max(absl::ZeroDuration(), at - now - kReserve);
-  const absl::Duration grace = std::max(config_.reform_grace, std::min(job.spec.stop_grace, usable / 3));
+  // Processes that go on have let go of their generation within milliseconds, and have nothing to save.
+  const absl::Duration grace =
+      job.ProcessesStay() ? config_.reform_grace
+                          : std::max(config_.reform_grace, std::min(job.spec.stop_grace, usable / 3));
   const Instant end_at = std::max(now, at - kReserve - grace);
   if (job.told_at && at > *job.told_at + kNearer) WithdrawNotice(job, now);
   job.leave = JobLeave{id,
@@ -105,7 +111,9 @@ void Leaves::LeaveStep(Job& job, Instant now) {
   const bool saved = job.told_at && job.saved_since_told;
   const auto fits_elsewhere = [&] {
     placer_.CheckViews();
-    return placer_.PlacementFor(job).placed;
+    const plan::Placement placement = placer_.PlacementFor(job);
+    const auto ranks = static_cast<size_t>(job.record.grant->world_size);
+    return placement.placed && (!job.ProcessesStay() || placement.ranks.size() >= ranks);
   };
   if (now < leave.end_at && !(saved && fits_elsewhere())) return;
   if (saved) GT_PROBE("head.drained_after_checkpoint");

@@ -46,13 +46,6 @@ int SparesOf(const Job& job) {
   return job.Spares() * static_cast<int>(job.record.grant->ranks.size() / nodes.size());
 }
 
-// What restarts would lose more by being re-formed than a spare is worth.
-bool Stays(const Job& job) {
-  return job.stays || std::ranges::any_of(job.record.grant->ranks, [](const RankPlace& place) {
-           return place.process.generation.value != 0;
-         });
-}
-
 // The first spares are started as soon as the program is known to stay.
 absl::Duration TryAgain(Job& job) {
   if (job.waiting.empty() && job.join_failures == 0) {
@@ -165,7 +158,8 @@ Newcomers::Count Newcomers::CountOf(const Job& job) {
 // Sets when the generation is to be re-formed, if at all.
 void Newcomers::Plan(Job& job, const Count& count, Instant now) {
   const auto& [open, ready, wanted, all_ready] = count;
-  const bool lacks = wanted > 0 ? open == 0 : open < SparesOf(job) && Stays(job);
+  // What restarts would lose more by being re-formed than a spare is worth.
+  const bool lacks = wanted > 0 ? open == 0 : open < SparesOf(job) && job.ProcessesStay();
   const bool joins = wanted > 0 && ready > 0;
   if (lacks && !job.join_at) job.join_at = now + TryAgain(job);
   if (joins && !job.join_at) job.join_at = now + kJoinBatch;
@@ -182,22 +176,13 @@ void Newcomers::Consider(Job& job, Instant now) {
   const std::optional<Instant> due = DueAt(job);
   if (!due || *due > now) return;
   const bool joins = count.wanted > 0 && count.ready > 0;
-  if (!AllAreHeard(job, now)) {
+  if (!model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now)) {
     job.join_at = now + context_.config().heartbeat_interval;
   } else if (joins || HasRoom(job, count.open)) {
     Join(job, joins ? std::min(count.ready, count.wanted) : 0, now);
   } else {
     job.join_at = now + TryAgain(job);
   }
-}
-
-// Who runs is not interrupted while a node may be lost: the others would wait for it.
-bool Newcomers::AllAreHeard(const Job& job, Instant now) const {
-  return std::ranges::all_of(job.record.grant->nodes, [&](const NodePlace& place) {
-    const auto node = model_.nodes.find(place.node);
-    return node != model_.nodes.end() &&
-           now - node->second.heard_at <= context_.config().heartbeat_interval * 3;
-  });
 }
 
 // Whether more could be started than are on their way.

@@ -48,7 +48,6 @@ class Newcomers {
   static Count CountOf(const Job& job);
   static void Plan(Job& job, const Count& count, Instant now);
   void GiveUpLate(Job& job, Instant now);
-  bool AllAreHeard(const Job& job, Instant now) const;
   bool HasRoom(const Job& job, int open);
   void Join(Job& job, int ready, Instant now);
 

@@ -213,6 +213,70 @@ TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
   EXPECT_THAT(Processes(Newest().waiting), UnorderedElementsAre(ProcessId{{2}, 3}, ProcessId{}));
 }
 
+// N5: they lose nothing, so they wait for no checkpoint, but for the room to last.
+TEST_F(NewcomersTest, WhoGoesOnGrowsWithoutACheckpoint) {
+  Hello("1", 2);
+  const JobId job = Submit("train 2 4 in-place");
+  StartRanks(job);
+  StayAndStep(job, 1, 5);
+  sent_.clear();
+  Hello("2", 2);
+  Pass(absl::Seconds(9), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  EXPECT_THAT(Events(job, "room"), ElementsAre("there is room for more ranks: it grows in place"));
+  Pass(absl::Seconds(3), {"1", "2"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
+  EXPECT_EQ(Sent<Revoke>()[0].second.reason, "it grows from 2 to 4 ranks");
+  EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
+  EXPECT_EQ(Newest().world_size, 2);
+  EXPECT_THAT(Newest().waiting, SizeIs(2));
+  // While these come up there is no other generation for more of them.
+  StartRanks(job);
+  Steps(job, 2, 6);
+  sent_.clear();
+  Hello("3", 2);
+  Pass(absl::Seconds(30), {"1", "2", "3"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+}
+
+TEST_F(NewcomersTest, WhoDoesNotGoOnGrowsBehindACheckpointAlone) {
+  Hello("1", 2);
+  const JobId job = Submit("train 2 4 in-place");
+  StartRanks(job);
+  Steps(job, 1, 5);
+  sent_.clear();
+  Hello("2", 2);
+  Pass(absl::Minutes(5), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+}
+
+// P13: the machine that leaves is used to the end, since those that go on lose nothing then.
+TEST_F(NewcomersTest, WhoGoesOnUsesAMachineThatLeavesToTheEnd) {
+  Hello("1", 2);
+  Hello("2", 2);
+  const JobId job = Submit("train 2 4 in-place");
+  StartRanks(job);
+  StayAndStep(job, 1, 5);
+  sent_.clear();
+  NodeNotice notice;
+  notice.kind = NoticeKind::kLeave;
+  notice.left = absl::Seconds(120);
+  notice.source = "a test";
+  FromNode("1", NoticeSeen{1, notice});
+  Pass(absl::Seconds(30), {"1", "2"});
+  EXPECT_THAT(Sent<NoticeRanks>(), SizeIs(2)) << "they may save";
+  FromNode("1", CheckpointReport{job, {1}, {1}, 6, "m", ""});
+  Pass(absl::Seconds(75), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "15 s are left";
+  Pass(absl::Seconds(3), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2)) << "12 s are left, and the others go on alone";
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
+  FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
+  Pass(absl::Seconds(2), {"1", "2"});
+  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+}
+
 TEST_F(NewcomersTest, TooFewDoNotGoOnAlone) {
   ThreeGoOn("train 4 4 in-place");
   EXPECT_EQ(Newest().world_size, 4);

@@ -80,7 +80,9 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   progress_.UpdateProgress(*job, now);
   RunningIfAllStarted(*job, now);
   // What they wait for comes once a generation: a look after each status would cost n * n a round.
-  if (job->stays != stayed || job->low_step.has_value() != stepped) newcomers_.Consider(*job, now);
+  if (job->stays == stayed && job->low_step.has_value() == stepped) return;
+  if (job->ProcessesStay() && job->Size() < job->demand.max) sizing_.OweLooks();
+  newcomers_.Consider(*job, now);
 }
 
 // Once a generation. A loss that is not a number stays in what status says; training goes on, for whether

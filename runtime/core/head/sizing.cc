@@ -2,6 +2,10 @@
 // person asked for with `gtrain scale`, or more than that. They are re-formed right behind a checkpoint, so
 // that nothing of the training is lost, and without a charge.
 //
+// A job whose processes go on (`elastic.mode: in-place`) loses nothing either way, so it waits for no
+// checkpoint, and for a shorter time. It does not grow while processes come up beside it: when they join
+// there is another generation in any case.
+//
 // Without a person's wish, the room must have been there for `grow_after`, and no other job may be waiting
 // for it: a machine that comes and goes would re-form the job each time, and a waiting job needs the room
 // more. With a person's wish the job gets the room there is, whoever waits. A look costs a placement, O(nodes
@@ -169,7 +173,31 @@ void Sizing::LookForRoom(Job& job, Instant now) {
   job.sizing.room_since = now;
   if (job.Size() > job.demand.max) return;
   GT_PROBE("head.room_to_grow");
-  context_.Emit(job, "room", "there is room for more ranks: it grows behind a checkpoint");
+  context_.Emit(job, "room",
+                absl::StrCat("there is room for more ranks: it grows ",
+                             job.ProcessesStay() ? "in place" : "behind a checkpoint"));
+}
+
+// Not while others come up: with them it is re-formed in any case, and takes all the room there is then.
+// Each generation makes a step before the next, as in newcomers.cc.
+std::optional<Instant> Sizing::GrowsInPlaceAt(const Job& job) const {
+  if (!job.sizing.room_since || !job.Live() || job.record.state != JobState::kRunning || !job.low_step ||
+      job.Size() >= job.demand.max || job.leave || !job.ProcessesStay())
+    return std::nullopt;
+  if (std::ranges::any_of(job.waiting, [](const WaitingRank& one) { return !one.over; }) &&
+      job.RanksOf(*job.record.grant) > job.record.grant->world_size)
+    return std::nullopt;
+  return std::max(*job.sizing.room_since + config_.grow_in_place_after, job.sizing.look_again_at);
+}
+
+void Sizing::GrowInPlace(Job& job, Instant now) {
+  const std::optional<Instant> at = GrowsInPlaceAt(job);
+  if (!at || now < *at) return;
+  job.sizing.look_again_at = now + config_.heartbeat_interval;
+  if (!model_.AllAreHeard(job, config_.heartbeat_interval * 3, now)) return;
+  if (RanksItWouldHave(job) == 0) return job.sizing.room_since.reset();
+  GT_PROBE("head.grows_in_place");
+  Resize(job, now);
 }
 
 // A checkpoint of this generation has just been committed.
@@ -194,7 +222,8 @@ void Sizing::Resize(Job& job, Instant now) {
   fault.cause = ExitCause::kStopped;
   fault.message = absl::StrCat(static_cast<size_t>(ranks) > had ? kGrows : kShrinks, had, " to ",
                                Counted(ranks, "ranks"));
-  if (job.checkpoint) absl::StrAppend(&fault.message, ", from the checkpoint of step ", job.checkpoint->step);
+  if (job.checkpoint && !job.ProcessesStay())
+    absl::StrAppend(&fault.message, ", from the checkpoint of step ", job.checkpoint->step);
   KeepWhatWorked(job, now);
   // All of its ranks run, and nothing is known that got further.
   if (job.GrantOf(job.sizing.worked) == nullptr) job.sizing.worked = job.record.generation;
@@ -322,6 +351,7 @@ std::string Sizing::PendingText(const Job& job) {
         job.checkpoint ? "" : "; it has committed none so far (`gtrain scale --now` waits for none)");
   }
   if (!CouldGrow(job)) return "";
+  if (job.ProcessesStay()) return "; it grows once there is room";
   return job.checkpoint ? "; it grows behind a checkpoint once there is room"
                         : "; it grows once there is room, behind a checkpoint: it has committed none so far";
 }

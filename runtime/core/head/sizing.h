@@ -33,6 +33,9 @@ class Sizing {
 
   void ResizeBehindCheckpoint(Job& job, Instant now);
   void Resize(Job& job, Instant now);
+  // Of a job whose processes go on: that needs no checkpoint.
+  void GrowInPlace(Job& job, Instant now);
+  std::optional<Instant> GrowsInPlaceAt(const Job& job) const;
   void KeepWhatWorked(Job& job, Instant now);
   bool GoesBack(Job& job, Instant now);
   // These tell people how the job runs and how its size will change.
