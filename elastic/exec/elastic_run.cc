@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -56,6 +57,25 @@ absl::Status ElasticRun::AddGradient(float* data, size_t count, std::vector<int6
   return absl::OkStatus();
 }
 
+absl::Status ElasticRun::SetCheckpoints(CheckpointOptions options) {
+  if (applied_ >= 0 || Armed())
+    return absl::FailedPreconditionError("where checkpoints go is said before the first step");
+  if (options.lazy || options.read_only || options.before_save)
+    return absl::InvalidArgumentError(
+        "an elastic run saves between its steps: its checkpoints are not lazy, not read-only, and have no "
+        "function of the program");
+  options_.checkpoints = options_.checkpoints || !options.uri.empty();
+  options_.checkpoint = std::move(options);
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::SetReducer(ReducerOptions options) {
+  if (applied_ >= 0 || Armed())
+    return absl::FailedPreconditionError("how gradients travel is said before the first step");
+  options_.reducer = std::move(options);
+  return absl::OkStatus();
+}
+
 // ---------------------------------------------------------------- a generation
 
 // Unavailable is said of a generation, and of a storage, which is no reason for another one; by hand there is
@@ -85,14 +105,17 @@ absl::Status ElasticRun::Form() {
 absl::Status ElasticRun::Meet() {
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
-  const std::array<int64_t, 4> mine = {applied_, held_, stop_ ? 1 : 0, as_made_ ? 1 : 0};
+  const std::array<int64_t, 5> mine = {applied_, held_, stop_ ? 1 : 0, as_made_ ? 1 : 0, carries_ ? 1 : 0};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   std::vector<MemberState> members;
+  int64_t carriers = 0;
   for (size_t i = 0; i < all.size(); i += mine.size()) {
     members.push_back({all[i], all[i + 1], all[i + 3] != 0});
     stop_ = stop_ || all[i + 2] != 0;
+    carriers += all[i + 4];
   }
+  CountLostResiduals(carriers);
   agreement_ = Agree(members);
   return absl::OkStatus();
 }
@@ -107,7 +130,8 @@ absl::Status ElasticRun::Settle() {
   }
   if (reducer_ != nullptr) {
     GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
-    reducer_has_it_ = true;
+    reducer_has_it_ = carries_ = true;
+    carriers_ = comm_->size();
   }
   settled_ = true;
   SayWhere();
@@ -205,6 +229,7 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         place.step = applied_ + 1;
         place.epoch = at.epoch;
         place.batch = batch.size();
+        place.steps = sharding::Advance(options_.samples, cursor_, sharding::kStepsMax).step;
         place.samples = sharding::SamplesOf(
             options_.samples, sharding::ShareOf(batch, session_->rank(), session_->world_size()));
         for (Gradient& gradient : gradients_) {
@@ -302,7 +327,7 @@ absl::Status ElasticRun::ReduceCompressed() {
     if (!gradients_[i].ready) Ready(i);
   }
   GT_RETURN_IF_ERROR(ready_error_);
-  GT_RETURN_IF_ERROR(reducer_->Finish().status());
+  GT_ASSIGN_OR_RETURN(reduced_, reducer_->Finish());
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const absl::Span<const float> mean = reducer_->gradient(i);
     std::copy(mean.begin(), mean.end(), gradients_[i].data);
@@ -376,7 +401,7 @@ absl::Status ElasticRun::Applied() {
   cursor_ = sharding::Advance(options_.samples, cursor_);
   ++applied_;
   ProgressReport report{.step = applied_, .samples = samples};
-  if (std::exchange(has_loss_, false)) report.loss = loss_;
+  report.loss = loss();
   session_->Report(report);
   const absl::Status saved = SaveIfDue();
   if (saved.ok() || !Lost(saved)) return saved;
@@ -384,18 +409,56 @@ absl::Status ElasticRun::Applied() {
   return absl::OkStatus();
 }
 
+// One that has rolled forward is in a generation whose ranks may be anywhere: it sums nothing there before
+// all have begun a step.
+absl::StatusOr<bool> ElasticRun::Sum(absl::Span<double> values) {
+  if (phase_ != Phase::kIdle || applied_ < 0)
+    return absl::FailedPreconditionError("a sum over the ranks is made between steps, or at the end");
+  if (!Armed() || !settled_) return false;
+  const absl::Status summed = comm_->AllReduce(values.data(), values.size(), DType::kFloat64, ReduceOp::kSum);
+  if (summed.ok()) return true;
+  if (!Lost(summed)) return summed;
+  comm_.reset();
+  return false;
+}
+
 // ---------------------------------------------------------------- compression
 
 absl::Status ElasticRun::OpenReducer() {
   if (reducer_ != nullptr || gradients_.empty()) return absl::OkStatus();
   GT_ASSIGN_OR_RETURN(const auto policy, CompressionOfJob());
-  if (!policy) return absl::OkStatus();
+  if (!policy && options_.reducer.compression.codec == Codec::kNone) return absl::OkStatus();
   std::vector<GradientSpec> specs;
   for (size_t i = 0; i < gradients_.size(); ++i)
     specs.push_back({absl::StrCat("gradient ", i), gradients_[i].count, gradients_[i].shape});
   GT_ASSIGN_OR_RETURN(reducer_, Reducer::Create(comm_.get(), specs, options_.reducer));
   carried_.resize(reducer_->HandoverCount());
+  residuals_ = reducer_->HandoverResiduals();
   return absl::OkStatus();
+}
+
+// Each rank of a generation that compressed has a residual, which only its own process has.
+void ElasticRun::CountLostResiduals(int64_t carriers) {
+  const int64_t lost =
+      std::max<int64_t>(0, std::exchange(carriers_, std::min(carriers_, carriers)) - carriers);
+  residuals_lost_ += lost;
+  if (lost > 0 && session_->rank() == 0) {
+    LogWarning("elastic: what compression held back on ", lost, lost == 1 ? " rank" : " ranks",
+               " is lost with ", lost == 1 ? "it" : "them", ", ", carriers, " go on with theirs");
+  }
+}
+
+absl::StatusOr<ElasticRun::Residual> ElasticRun::residual() {
+  const bool left = std::ranges::any_of(gradients_, [](const Gradient& gradient) { return gradient.ready; });
+  if (phase_ == Phase::kApplying || (phase_ == Phase::kComputing && left))
+    return absl::FailedPreconditionError("a step is under way: what it holds back is not known yet");
+  if (reducer_has_it_) GT_RETURN_IF_ERROR(reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_)));
+  double squares = 0;
+  for (const BlockRange& range : residuals_) {
+    for (const float value : absl::MakeConstSpan(carried_).subspan(range.begin, range.size))
+      squares += static_cast<double>(value) * value;
+  }
+  return Residual{std::sqrt(squares), residuals_lost_};
 }
 
 // Whether the step counts whose gradients the old generation had reduced last is known now.
@@ -456,7 +519,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   if (comm_->size() > 1) {
     GT_ASSIGN_OR_RETURN(comm, comm_->Split(/*color=*/0, comm_->rank()));
   }
-  CheckpointOptions options;
+  CheckpointOptions options = options_.checkpoint;
   if (reducer_ != nullptr) {
     options.before_save = [this] {
       return reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_));

@@ -43,7 +43,9 @@ struct ElasticOptions {
   std::string name = "train";  // of the data, in the job's records
   sharding::SampleOptions samples;
   bool checkpoints = false;  // the job says where: save when it is due, and resume
-  ReducerOptions reducer;    // where the job says how gradients travel, but for its codec
+  // The program's own choices; what the job says wins over them.
+  CheckpointOptions checkpoint;
+  ReducerOptions reducer;
   // Between two tries to open checkpoints in a storage that cannot be read; up to 16 times as long.
   absl::Duration storage_retry = absl::Seconds(5);
   // The head says when there is no other generation: it ends the process.
@@ -56,6 +58,7 @@ struct StepPlace {
   int64_t step = 0;              // that is to be computed: the first is 1
   int64_t epoch = 0;             // from 0
   int64_t batch = 0;             // samples of all ranks together
+  int64_t steps = 0;             // the last one's number
   std::vector<int64_t> samples;  // this rank's share; empty where there are more ranks than samples
 };
 
@@ -70,6 +73,10 @@ class ElasticRun {
   absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype);
   // `shape`, whose product is `count`, matters to PowerSGD alone; empty: a vector.
   absl::Status AddGradient(float* data, size_t count, std::vector<int64_t> shape = {});
+  // The program's own choices, before the first Begin. InvalidArgument: no checkpoints of a run are lazy or
+  // read-only, and its own function is what they call before a save.
+  absl::Status SetCheckpoints(CheckpointOptions options);
+  absl::Status SetReducer(ReducerOptions options);
 
   // Sets the gradients to zero where there is something to compute. Unavailable: there is no other generation
   // for this process: exit 75. FailedPrecondition: the last step was not reduced or not applied. Other errors
@@ -85,6 +92,24 @@ class ElasticRun {
   absl::StatusOr<bool> Reduce(double loss);
   // The update of the step is made.
   absl::Status Applied();
+
+  // What the reduction of the last step that is to be applied says; zeros where gradients are not compressed.
+  const ReducedStep& reduced() const { return reduced_; }
+  // The mean over its batch; nullopt: a rank was lost before the losses were summed, and not the gradients.
+  std::optional<double> loss() const { return has_loss_ ? std::optional(loss_) : std::nullopt; }
+
+  // Between steps and at the end, by all ranks after the same step. True: values[i] is the sum of theirs.
+  // False: a rank was lost. The next Begin goes on, and at the end says so again: then all sum again, the
+  // ranks that are new as well. The result must change no state: others may not have got it.
+  absl::StatusOr<bool> Sum(absl::Span<double> values);
+
+  // Between steps: what error feedback owes the mean on account of this rank. It costs a copy of what
+  // compression carries over.
+  struct Residual {
+    double norm = 0;
+    int64_t lost = 0;  // ranks that took theirs along since this process trains
+  };
+  absl::StatusOr<Residual> residual();
 
  private:
   struct State {
@@ -119,6 +144,7 @@ class ElasticRun {
   absl::Status ReduceCompressed();
   absl::Status OpenReducer();
   void LeaveReducer();
+  void CountLostResiduals(int64_t carriers);
   absl::StatusOr<bool> AfterLoss();
   absl::Status SaveLast();
   absl::Status SaveNow();
@@ -129,7 +155,7 @@ class ElasticRun {
   bool Lost(const absl::Status& status) const;
 
   const std::shared_ptr<Session> session_;
-  const ElasticOptions options_;
+  ElasticOptions options_;
   std::vector<State> states_;
   std::vector<Gradient> gradients_;
 
@@ -142,7 +168,12 @@ class ElasticRun {
   std::unique_ptr<Reducer> reducer_;  // of the generation, or of the one before; null: gradients are summed
   std::vector<float> carried_;        // what compression carries over, when no reducer does
   bool reducer_has_it_ = false;       // what compression carries over is in reducer_
-  absl::Status ready_error_;          // of Ready
+  bool carries_ = false;              // this rank took part in a generation that compressed
+  int64_t carriers_ = 0;              // the ranks of the last generation that did
+  int64_t residuals_lost_ = 0;
+  std::vector<BlockRange> residuals_;  // where they stand in carried_
+  ReducedStep reduced_;
+  absl::Status ready_error_;  // of Ready
   Agreement agreement_;
   bool settled_ = false;  // all ranks of the generation have the state
   Phase phase_ = Phase::kIdle;

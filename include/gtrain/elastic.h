@@ -1,16 +1,20 @@
 // Training that does not stop, whichever rank is lost during a step.
 #pragma once
+#include <gtrain/checkpoint.h>
 #include <gtrain/communicator.h>
 #include <gtrain/elastic_c.h>
+#include <gtrain/reducer.h>
 #include <gtrain/samples.h>
 #include <gtrain/session.h>
 #include <gtrain/status.h>
 #include <gtrain/types.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -22,15 +26,16 @@ namespace gtrain {
 class Elastic;
 
 // Gradients of float32: zeros when a step begins, the sum over this rank's samples when it calls Apply, the
-// mean over the samples of the whole batch in the update. `comm.compression` of the job file says how they
-// travel; residuals and warm-up live through the loss of other ranks.
+// mean over the samples of the whole batch in the update. Their memory stays where it is, so that backward
+// may write straight into it. `comm.compression` of the job file, or Compress, says how they travel;
+// residuals and warm-up live through the loss of other ranks.
 class ElasticGradients {
  public:
   std::span<float> operator[](size_t i) { return parts_.at(i); }
   size_t size() const { return parts_.size(); }
   // Gradient i is this rank's whole sum and stays as it is until the update: with compression it leaves while
   // others are computed. Never blocks; Apply returns its errors (no such gradient; ready twice in a step),
-  // and takes those that nobody said to be ready.
+  // and takes those that nobody said to be ready. On the thread that trains.
   void Ready(size_t i) { gtrain_elastic_ready(run_, i); }
 
  private:
@@ -48,6 +53,7 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   int64_t number() const { return place_.step; }  // the first is 1
+  int64_t steps() const { return place_.steps; }  // the last one's number
   int64_t epoch() const { return place_.epoch; }  // from 0
   int64_t batch() const { return place_.batch; }  // samples of all ranks together
   std::span<const int64_t> samples() const {      // this rank's share
@@ -71,6 +77,21 @@ class Step {
                     "a rank was lost before all had the gradients: the step is computed again");
     update();
     return internal::Call(gtrain_elastic_applied, run_);
+  }
+
+  // In the update and behind it. What compression says of this rank's gradients; `momentum_travelled` is
+  // equal on all ranks, so the update may depend on it.
+  ReducedStep reduced() const {
+    gtrain_reduced_step c{};
+    c.size = sizeof(c);
+    gtrain_elastic_reduced(run_, &c, nullptr, nullptr);
+    return internal::ReducedStepOf(c);
+  }
+  // The mean over the samples of the whole batch; nullopt: a rank was lost before all had said theirs.
+  std::optional<double> loss() const {
+    double loss = NAN;
+    gtrain_elastic_reduced(run_, nullptr, &loss, nullptr);
+    return std::isnan(loss) ? std::nullopt : std::optional(loss);
   }
 
  private:
@@ -111,6 +132,12 @@ class Elastic {
     states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory});
     return view;
   }
+  // The same in the program's own memory, which must outlive this object.
+  template <typename T>
+  void Replicated(std::string name, std::span<T> memory) {
+    states_.push_back(
+        {std::move(name), memory.data(), memory.size(), static_cast<gtrain_dtype>(DTypeOf<T>()), {}});
+  }
   // Gradients of these sizes, as long-lived as this object; call it once.
   ElasticGradients& Reduce(const std::vector<size_t>& sizes) {
     for (const size_t size : sizes) AddGradient(size, {static_cast<int64_t>(size)});
@@ -126,6 +153,11 @@ class Elastic {
     }
     return gradients_;
   }
+  // How gradients travel where the job file does not say it.
+  void Compress(const CompressionOptions& compression) { compression_ = compression; }
+  // Where checkpoints go, and when, where the job file does not say it. They are not lazy and not read-only,
+  // and have no `before_save`: Train returns kInvalidArgument.
+  void Checkpoint(CheckpointOptions options) { checkpoint_ = std::move(options); }
   // The data of this run: each sample of an epoch is trained once, whatever the number of ranks.
   SamplesOptions Samples(SamplesOptions options) const { return options; }
 
@@ -140,7 +172,9 @@ class Elastic {
       place.size = sizeof(place);
       status = internal::Call(gtrain_elastic_begin, run_.get(), &place);
       if (!status.ok()) break;
-      if (place.done != 0) return Status();
+      done_ = place.done != 0;
+      stopped_ = place.stopped != 0;
+      if (done_) return Status();
       Step now(run_.get(), place);
       status = step(now);
       if (status.code() == StatusCode::kAborted && now.used_) status = Status();
@@ -148,7 +182,43 @@ class Elastic {
     return status;
   }
 
+  bool stopped() const { return stopped_; }  // Train ended before the last sample: the user asked to stop
   const Session& session() const { return session_; }
+
+  // Sums over all ranks what `part(begin, end)`, a double, says of this rank's part of `count` items, as a
+  // validation does: behind Train, or in its step function behind Apply, by all ranks of a step. Behind Train
+  // `part` runs again for another part when a rank was lost. In a step the result is kAborted then, which the
+  // step function returns: that step has none on this rank, so no state may depend on it.
+  template <typename Part>
+  Result<double> Evaluate(int64_t count, Part part) {
+    for (;;) {
+      const int64_t rank = session_.rank(), ranks = session_.world_size();
+      double sum = part(count * rank / ranks, count * (rank + 1) / ranks);
+      int all = 0;
+      Status status = internal::Call(gtrain_elastic_sum, run_.get(), &sum, size_t{1}, &all);
+      if (!status.ok()) return status;
+      if (all != 0) return sum;
+      if (!done_) return Status(StatusCode::kAborted, "a rank was lost: there is no sum over all ranks");
+      gtrain_elastic_step place{};
+      place.size = sizeof(place);
+      status = internal::Call(gtrain_elastic_begin, run_.get(), &place);
+      if (!status.ok()) return status;
+    }
+  }
+
+  // What error feedback holds back on this rank, as its part of the mean, and how many ranks took theirs
+  // along since this process trains. Between steps, or before the first Ready of one. It costs a copy of the
+  // gradients.
+  struct Residual {
+    double norm = 0;  // Euclidean
+    int64_t lost = 0;
+  };
+  Result<Residual> residual() const {
+    Residual residual;
+    Status status = internal::Call(gtrain_elastic_residual, run_.get(), &residual.norm, &residual.lost);
+    if (!status.ok()) return status;
+    return residual;
+  }
 
  private:
   struct State {
@@ -163,6 +233,12 @@ class Elastic {
     gtrain_elastic* made = nullptr;
     Status status = internal::Call(gtrain_elastic_open, session_.handle(), &c, &made);
     run_.reset(made);
+    if (status.ok() && checkpoint_) status = SetCheckpoints();
+    const gtrain_compression compression = internal::CompressionFor(compression_);
+    gtrain_reducer_options reducer{};
+    reducer.size = sizeof(reducer);
+    reducer.compression = &compression;
+    if (status.ok()) status = internal::Call(gtrain_elastic_set_reducer, made, &reducer);
     for (const State& state : states_) {
       if (status.ok())
         status = internal::Call(gtrain_elastic_add_state, made, state.name.c_str(), state.data, state.count,
@@ -177,12 +253,21 @@ class Elastic {
     gradients_.run_ = made;
     return status;
   }
+  Status SetCheckpoints() {
+    if (checkpoint_->before_save)
+      return Status(StatusCode::kInvalidArgument, "the checkpoints of an elastic run have no before_save");
+    const gtrain_checkpoint_options c = internal::CheckpointOptionsOf(*checkpoint_);
+    return internal::Call(gtrain_elastic_set_checkpoints, run_.get(), &c);
+  }
   void AddGradient(size_t count, std::vector<int64_t> shape) {
     gradients_.parts_.emplace_back(count);
     gradients_.shapes_.push_back(std::move(shape));
   }
 
   Session session_;
+  bool done_ = false, stopped_ = false;
+  CompressionOptions compression_;
+  std::optional<CheckpointOptions> checkpoint_;
   std::vector<State> states_;
   ElasticGradients gradients_;
   std::unique_ptr<gtrain_elastic, internal::Freer<gtrain_elastic, gtrain_elastic_free>> run_;

@@ -1,12 +1,16 @@
 // The elastic run of elastic_c.h.
+#include <cmath>
+#include <cstddef>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "elastic/exec/elastic_run.h"
 #include "gtrain/elastic_c.h"
 #include "runtime/capi/handles.h"
+#include "runtime/capi/options.h"
 #include "runtime/capi/samples.h"
 
 struct gtrain_elastic {
@@ -54,13 +58,41 @@ absl::Status AddGradient(gtrain_elastic* run, float* data, const int64_t* shape,
 }
 
 absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
-  if (out == nullptr || out->size < sizeof(gtrain_elastic_step))
+  // Programs made before `steps` was there say the size without it.
+  if (out == nullptr || out->size < offsetof(gtrain_elastic_step, steps))
     return absl::InvalidArgumentError(
         "`out` is NULL, or its `size` is not the sizeof of gtrain_elastic_step");
   GT_ASSIGN_OR_RETURN(run->step, run->run->Begin());
   const elastic::StepPlace& step = run->step;
-  *out = {out->size,  step.done ? 1 : 0, step.stopped ? 1 : 0, step.step,
-          step.epoch, step.batch,        step.samples.data(),  static_cast<int64_t>(step.samples.size())};
+  out->done = step.done ? 1 : 0;
+  out->stopped = step.stopped ? 1 : 0;
+  out->step = step.step;
+  out->epoch = step.epoch;
+  out->batch = step.batch;
+  out->samples = step.samples.data();
+  out->sample_count = static_cast<int64_t>(step.samples.size());
+  if (out->size >= sizeof(gtrain_elastic_step)) out->steps = step.steps;
+  return absl::OkStatus();
+}
+
+absl::Status Reduced(const gtrain_elastic* run, gtrain_reduced_step* out, double* loss) {
+  if (loss != nullptr) *loss = run->run->loss().value_or(NAN);
+  return out == nullptr ? absl::OkStatus() : WriteReducedStep(run->run->reduced(), out);
+}
+
+absl::Status Sum(gtrain_elastic* run, double* values, size_t count, int* all) {
+  if (all == nullptr) return absl::InvalidArgumentError("`all` is NULL");
+  *all = 0;
+  GT_RETURN_IF_ERROR(CheckBuffer(values, count, DType::kFloat64));
+  GT_ASSIGN_OR_RETURN(const bool summed, run->run->Sum(absl::MakeSpan(values, count)));
+  *all = summed ? 1 : 0;
+  return absl::OkStatus();
+}
+
+absl::Status Residual(gtrain_elastic* run, double* norm, int64_t* lost) {
+  GT_ASSIGN_OR_RETURN(const elastic::ElasticRun::Residual residual, run->run->residual());
+  if (norm != nullptr) *norm = residual.norm;
+  if (lost != nullptr) *lost = residual.lost;
   return absl::OkStatus();
 }
 
@@ -106,6 +138,24 @@ gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* d
   });
 }
 
+gtrain_status gtrain_elastic_set_checkpoints(gtrain_elastic* run, const gtrain_checkpoint_options* options,
+                                             gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    GT_ASSIGN_OR_RETURN(gtrain::CheckpointOptions read, gtrain::capi::CheckpointOptionsFrom(options));
+    return run->run->SetCheckpoints(std::move(read));
+  });
+}
+
+gtrain_status gtrain_elastic_set_reducer(gtrain_elastic* run, const gtrain_reducer_options* options,
+                                         gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    GT_ASSIGN_OR_RETURN(gtrain::ReducerOptions read, gtrain::capi::ReducerOptionsFrom(options));
+    return run->run->SetReducer(std::move(read));
+  });
+}
+
 void gtrain_elastic_ready(gtrain_elastic* run, size_t index) {
   (void)Call(nullptr, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(run));
@@ -136,6 +186,29 @@ gtrain_status gtrain_elastic_applied(gtrain_elastic* run, gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(run));
     return run->run->Applied();
+  });
+}
+
+gtrain_status gtrain_elastic_reduced(gtrain_elastic* run, gtrain_reduced_step* out, double* loss,
+                                     gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::Reduced(run, out, loss);
+  });
+}
+
+gtrain_status gtrain_elastic_sum(gtrain_elastic* run, double* values, size_t count, int* all,
+                                 gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::Sum(run, values, count, all);
+  });
+}
+
+gtrain_status gtrain_elastic_residual(gtrain_elastic* run, double* norm, int64_t* lost, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::Residual(run, norm, lost);
   });
 }
 
