@@ -38,7 +38,8 @@ ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
 
 ElasticRun::~ElasticRun() = default;
 
-absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t count, DType dtype) {
+absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t count, DType dtype,
+                                  std::vector<int64_t> shape) {
   if (applied_ >= 0 || Armed())
     return absl::FailedPreconditionError("state is registered before the first step");
   if (name.empty()) return absl::InvalidArgumentError("a state needs a name");
@@ -46,7 +47,9 @@ absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t co
     if (state.name == name)
       return absl::InvalidArgumentError(absl::StrCat("there is a state named ", name, " already"));
   }
-  states_.push_back({name, static_cast<char*>(data), count * DTypeSize(dtype), count, dtype});
+  if (shape.empty()) shape = {static_cast<int64_t>(count)};
+  states_.push_back(
+      {name, static_cast<char*>(data), count * DTypeSize(dtype), count, dtype, std::move(shape)});
   return absl::OkStatus();
 }
 
@@ -528,8 +531,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   GT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpointer> made,
                       Checkpointer::Make(session_.get(), std::move(comm), options));
   for (const State& state : states_) {
-    GT_RETURN_IF_ERROR(made->AddReplicated(state.name, {state.data, state.bytes},
-                                           {static_cast<int64_t>(state.count)}, state.dtype));
+    GT_RETURN_IF_ERROR(made->AddReplicated(state.name, {state.data, state.bytes}, state.shape, state.dtype));
   }
   GT_RETURN_IF_ERROR(made->AddReplicated(absl::StrCat("gtrain/samples/", options_.name),
                                          {block_.data(), block_.size() * sizeof(int64_t)},

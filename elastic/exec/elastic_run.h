@@ -70,7 +70,9 @@ class ElasticRun {
 
   // State that is equal on all ranks, and gradients. Both are registered before the first Begin, by all ranks
   // alike; the memory stays the caller's and must outlive this. Only the update changes state.
-  absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype);
+  // `shape`, whose product is `count`, is that in checkpoints; empty: a vector.
+  absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype,
+                        std::vector<int64_t> shape = {});
   // `shape`, whose product is `count`, matters to PowerSGD alone; empty: a vector.
   absl::Status AddGradient(float* data, size_t count, std::vector<int64_t> shape = {});
   // The program's own choices, before the first Begin. InvalidArgument: no checkpoints of a run are lazy or
@@ -118,6 +120,7 @@ class ElasticRun {
     size_t bytes = 0;
     size_t count = 0;
     DType dtype = DType::kFloat32;
+    std::vector<int64_t> shape = {};
   };
   struct Gradient {
     float* data = nullptr;

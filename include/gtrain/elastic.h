@@ -129,14 +129,17 @@ class Elastic {
     auto memory = std::make_shared<std::vector<T>>(count);
     const std::span<T> view(*memory);
     init(view);
-    states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory});
+    Replicated(std::move(name), view);
+    states_.back().memory = memory;
     return view;
   }
-  // The same in the program's own memory, which must outlive this object.
+  // The same in the program's own memory, which must outlive this object. `shape`, whose product is the size,
+  // is that in checkpoints; empty: a vector.
   template <typename T>
-  void Replicated(std::string name, std::span<T> memory) {
-    states_.push_back(
-        {std::move(name), memory.data(), memory.size(), static_cast<gtrain_dtype>(DTypeOf<T>()), {}});
+  void Replicated(std::string name, std::span<T> memory, std::vector<int64_t> shape = {}) {
+    if (shape.empty()) shape = {static_cast<int64_t>(memory.size())};
+    states_.push_back({std::move(name), memory.data(), memory.size(), static_cast<gtrain_dtype>(DTypeOf<T>()),
+                       nullptr, std::move(shape)});
   }
   // Gradients of these sizes, as long-lived as this object; call it once.
   ElasticGradients& Reduce(const std::vector<size_t>& sizes) {
@@ -145,12 +148,7 @@ class Elastic {
   }
   // The same for tensors of these shapes, which PowerSGD compresses as matrices.
   ElasticGradients& ReduceTensors(const std::vector<std::vector<int64_t>>& shapes) {
-    for (const std::vector<int64_t>& shape : shapes) {
-      size_t count = 1;
-      // Train says what is wrong with a size below zero.
-      for (const int64_t size : shape) count *= size < 0 ? 0 : static_cast<size_t>(size);
-      AddGradient(count, shape);
-    }
+    for (const std::vector<int64_t>& shape : shapes) AddGradient(CountOf(shape), shape);
     return gradients_;
   }
   // How gradients travel where the job file does not say it.
@@ -226,8 +224,15 @@ class Elastic {
     void* data;
     size_t count;
     gtrain_dtype dtype;
-    std::shared_ptr<void> memory;
+    std::shared_ptr<void> memory;  // null: the program's
+    std::vector<int64_t> shape;
   };
+  // Train says what is wrong with a size below zero.
+  static size_t CountOf(const std::vector<int64_t>& shape) {
+    size_t count = 1;
+    for (const int64_t size : shape) count *= size < 0 ? 0 : static_cast<size_t>(size);
+    return count;
+  }
   Status Open(const SamplesOptions& options) {
     const gtrain_samples_options c = internal::SamplesOptionsOf(options);
     gtrain_elastic* made = nullptr;
@@ -240,9 +245,12 @@ class Elastic {
     reducer.compression = &compression;
     if (status.ok()) status = internal::Call(gtrain_elastic_set_reducer, made, &reducer);
     for (const State& state : states_) {
+      if (status.ok() && CountOf(state.shape) != state.count)
+        status = Status(StatusCode::kInvalidArgument, "the shape of " + state.name + " is not that of its " +
+                                                          std::to_string(state.count) + " elements");
       if (status.ok())
-        status = internal::Call(gtrain_elastic_add_state, made, state.name.c_str(), state.data, state.count,
-                                state.dtype);
+        status = internal::Call(gtrain_elastic_add_state_of_shape, made, state.name.c_str(), state.data,
+                                state.shape.data(), static_cast<int>(state.shape.size()), state.dtype);
     }
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const std::vector<int64_t>& shape = gradients_.shapes_[i];

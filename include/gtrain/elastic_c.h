@@ -70,6 +70,10 @@ GTRAIN_API void gtrain_elastic_free(gtrain_elastic* run);
  * memory of one rank: the lowest whose memory no copy has touched. */
 GTRAIN_API gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const char* name, void* data,
                                                   size_t count, gtrain_dtype dtype, gtrain_error* error);
+/* The same for a tensor of `dimensions` sizes, which it has in checkpoints; their product is the count. */
+GTRAIN_API gtrain_status gtrain_elastic_add_state_of_shape(gtrain_elastic* run, const char* name, void* data,
+                                                           const int64_t* shape, int dimensions,
+                                                           gtrain_dtype dtype, gtrain_error* error);
 /* Registers a gradient, before the first step: zeros when a step begins, the sum over this rank's samples
  * when it is reduced, the mean over the batch when it is applied. */
 GTRAIN_API gtrain_status gtrain_elastic_add_gradient(gtrain_elastic* run, float* data, size_t count,

@@ -41,18 +41,30 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   return absl::OkStatus();
 }
 
-absl::Status AddGradient(gtrain_elastic* run, float* data, const int64_t* shape, int dimensions) {
+absl::StatusOr<size_t> CountOf(const char* what, const int64_t* shape, int dimensions) {
   constexpr int kDimensionsMax = 64;
   constexpr int64_t kElementsMax = int64_t{1} << 40;
   if (dimensions < 1 || dimensions > kDimensionsMax || shape == nullptr)
-    return absl::InvalidArgumentError(absl::StrCat("a gradient has 1 to ", kDimensionsMax, " dimensions"));
+    return absl::InvalidArgumentError(absl::StrCat(what, " has 1 to ", kDimensionsMax, " dimensions"));
   int64_t count = 1;
   for (int i = 0; i < dimensions; ++i) {
     if (shape[i] < 0 || (shape[i] > 0 && count > kElementsMax / shape[i]))
-      return absl::InvalidArgumentError(absl::StrCat("dimension ", i, " of the gradient is ", shape[i]));
+      return absl::InvalidArgumentError(absl::StrCat("dimension ", i, " of ", what, " is ", shape[i]));
     count *= shape[i];
   }
-  const auto elements = static_cast<size_t>(count);
+  return static_cast<size_t>(count);
+}
+
+absl::Status AddState(gtrain_elastic* run, const char* name, void* data, const int64_t* shape, int dimensions,
+                      gtrain_dtype dtype) {
+  GT_ASSIGN_OR_RETURN(const size_t elements, CountOf("a state", shape, dimensions));
+  GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+  GT_RETURN_IF_ERROR(CheckBuffer(data, elements, type));
+  return run->run->AddState(name == nullptr ? "" : name, data, elements, type, {shape, shape + dimensions});
+}
+
+absl::Status AddGradient(gtrain_elastic* run, float* data, const int64_t* shape, int dimensions) {
+  GT_ASSIGN_OR_RETURN(const size_t elements, CountOf("a gradient", shape, dimensions));
   GT_RETURN_IF_ERROR(CheckBuffer(data, elements, DType::kFloat32));
   return run->run->AddGradient(data, elements, {shape, shape + dimensions});
 }
@@ -115,9 +127,17 @@ gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const char* name, vo
                                        gtrain_dtype dtype, gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(run));
-    GT_ASSIGN_OR_RETURN(const gtrain::DType type, gtrain::capi::DTypeFrom(dtype));
-    GT_RETURN_IF_ERROR(gtrain::capi::CheckBuffer(data, count, type));
-    return run->run->AddState(name == nullptr ? "" : name, data, count, type);
+    const auto length = static_cast<int64_t>(count);
+    return gtrain::capi::AddState(run, name, data, &length, 1, dtype);
+  });
+}
+
+gtrain_status gtrain_elastic_add_state_of_shape(gtrain_elastic* run, const char* name, void* data,
+                                                const int64_t* shape, int dimensions, gtrain_dtype dtype,
+                                                gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    return gtrain::capi::AddState(run, name, data, shape, dimensions, dtype);
   });
 }
 
