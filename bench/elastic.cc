@@ -3,7 +3,8 @@
 // {mode: in-place}`: with `ranks: {min: 3, max: 4}`, where the three that are left go on alone and the fourth
 // joins them later, and with `ranks: 4`, where they wait for it. Beside it the same program in a job that
 // restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
-// ranks; there, too, all four count. `--only kills`: a hundred kills in one job.
+// ranks; there, too, all four count. `--only kills`: a hundred kills in one job. `--only fashion`: a training
+// of fashion_mnist of which a rank is killed every five seconds, beside one that nobody disturbs.
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -24,6 +25,8 @@
 #include "base/file.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "bench/elastic_fashion.h"
+#include "bench/elastic_updates.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
 
@@ -36,37 +39,6 @@ constexpr int kRanks = 4, kPauseMs = 2;
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr char kPython[] = "/usr/bin/python3";
 constexpr char kThreeToFour[] = "{min: 3, max: 4}";
-
-int64_t NowNs() { return RealClock().Now().ns; }
-
-struct Applied {
-  int generation = 0;
-  int64_t step = 0, at_ns = 0;
-};
-
-// What each process has written of its updates.
-std::map<pid_t, std::vector<Applied>> ReadUpdates(const fs::path& folder) {
-  std::map<pid_t, std::vector<Applied>> updates;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with("trained.")) continue;
-    std::ifstream lines(entry.path());
-    for (std::string line; std::getline(lines, line) && !lines.eof();) {
-      Applied applied;
-      if (sscanf(line.c_str(), "%d %ld %ld", &applied.generation, &applied.step, &applied.at_ns) == 3)
-        updates[atoi(name.c_str() + 8)].push_back(applied);
-    }
-  }
-  return updates;
-}
-
-bool Lives(pid_t pid) {
-  std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(stat, text);
-  const size_t end = text.rfind(')');
-  return end != std::string::npos && end + 2 < text.size() && text[end + 2] != 'Z';
-}
 
 // The processes of the newest generation that made an update and live: as many as there are ranks, or none.
 std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates, int steps) {
@@ -236,6 +208,7 @@ absl::Status PrintKills(Bench& bench, int kills) {
 }
 
 int Main(const Options& options) {
+  if (options.only == kFashion) return MeasureFashion(options);
   Bench bench(options);
   if (const absl::Status started = bench.Start(); !started.ok()) {
     std::fprintf(stderr, "bench_elastic: %s\n", started.ToString().c_str());
@@ -272,5 +245,5 @@ int Main(const Options& options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"kills"}));
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"kills", gtrain::bench::kFashion}));
 }

@@ -13,6 +13,7 @@
 #include <gtrain/gtrain.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -21,6 +22,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <span>
@@ -46,15 +48,20 @@ struct Flags {
   std::string data = "/usr/share/datasets/fashion-mnist";
   int64_t seed = 1;
   double min_accuracy = 0;
+  std::string trace;
   CompressionOptions compress;
 };
 
 constexpr char kUsage[] =
     "usage: fashion_mnist [--epochs N] [--batch N] [--lr X] [--data DIR] [--seed N] [--min-accuracy X]\n"
+    "                     [--trace DIR]\n"
     "                     [--compress "
     "none|fp16|bf16|int8|fp8|onebit|topk|topk:DENSITY|powersgd|powersgd:RANK]\n"
     "  --batch is the global batch; --min-accuracy makes the exit code 1 when the test accuracy is below "
     "it.\n"
+    "  --trace: DIR/trained.PID gets a line an update: generation, step, nanoseconds of the monotonic "
+    "clock,\n"
+    "  how often this process computed the step.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- fashion_mnist`.\n";
 
 template <typename Number>
@@ -104,6 +111,8 @@ Result<Flags> ParseFlags(const std::vector<std::string>& args) {
       ok = ParseNumber(value, &flags.seed);
     } else if (name == "--min-accuracy") {
       ok = ParseNumber(value, &flags.min_accuracy) && flags.min_accuracy <= 1;
+    } else if (name == "--trace") {
+      flags.trace = value;
     } else if (name == "--compress") {
       ok = ParseCompress(value, &flags.compress);
     } else {
@@ -221,6 +230,7 @@ class Trainer {
  private:
   Status OneStep(Step& step);
   double AddGradients(std::span<const int64_t> samples);
+  void Trace(const Step& step);
   void Update(const Step& step) noexcept;
 
   Elastic& run_;
@@ -231,6 +241,8 @@ class Trainer {
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // keep the hooks alive
   std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
   int64_t steps_ = 0;           // of this process
+  int64_t tries_ = 0;           // to make the next one
+  std::ofstream trace_;
   std::chrono::steady_clock::time_point began_, ended_;
 };
 
@@ -246,6 +258,7 @@ Trainer::Trainer(Elastic& run, const Flags& flags, const Split& train, Model& mo
   // For a run outside gtrain; what the job file says wins.
   run.Checkpoint({.uri = "ckpt/fashion_mnist", .every_steps = 100});
   run.Compress(flags.compress);
+  if (!flags.trace.empty()) trace_.open(flags.trace + "/trained." + std::to_string(getpid()));
   std::vector<torch::Tensor> params = model.net->parameters();
   for (size_t i = 0; i < params.size(); ++i) {
     params[i].mutable_grad() = torch::from_blob(gradients_[i].data(), params[i].sizes());
@@ -269,12 +282,14 @@ Status Trainer::OneStep(Step& step) {
     began_ = std::chrono::steady_clock::now();
     if (step.number() > 1 && leader) std::printf("resumed at step %" PRId64 "\n", step.number() - 1);
   }
+  ++tries_;
   // With more ranks than samples in a short last batch some have none.
   const double loss = step.samples().empty() ? 0 : AddGradients(step.samples());
   const Status applied = step.Apply(gradients_, loss, [&]() noexcept { Update(step); });
   if (!applied.ok()) return applied;
   ++steps_;
   ended_ = std::chrono::steady_clock::now();
+  Trace(step);
   if (const Selected selected = step.reduced().selected; selected.wanted > 0)
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
   if (leader && (step.number() % 50 == 0 || step.number() == step.steps())) {
@@ -282,6 +297,13 @@ Status Trainer::OneStep(Step& step) {
                 step.epoch() + 1, step.loss().value_or(NAN));
   }
   return Status();
+}
+
+void Trainer::Trace(const Step& step) {
+  const auto tries = std::exchange(tries_, 0);
+  if (!trace_.is_open()) return;
+  trace_ << run_.session().generation() << " " << step.number() << " "
+         << std::chrono::nanoseconds(ended_.time_since_epoch()).count() << " " << tries << std::endl;
 }
 
 // Backward adds them to the gradients' memory; returns the sum of the losses.
