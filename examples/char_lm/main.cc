@@ -153,7 +153,7 @@ class Trainer {
   std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
   bool began_ = false;
   std::optional<double> held_back_;  // behind the last step
-  uint64_t generation_ = 0;          // of that step
+  uint64_t generation_ = 0;          // in which the last step was computed
 };
 
 std::vector<std::vector<int64_t>> Shapes() {
@@ -206,10 +206,7 @@ Status Trainer::OneStep(Step& step) {
   if (!applied.ok()) return applied;
   if (const Selected selected = step.reduced().selected; selected.wanted > 0)
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
-  if (flags_.show_residual) {
-    held_back_ = run_.residual().value().norm;
-    generation_ = run_.session().generation();
-  }
+  if (flags_.show_residual) held_back_ = run_.residual().value().norm;
   if (leader && (step.number() % 100 == 0 || step.number() == step.steps())) {
     std::printf("step %" PRId64 "/%" PRId64 " loss %.4f\n", step.number(), step.steps(),
                 step.loss().value_or(NAN));
@@ -242,7 +239,7 @@ void Trainer::Update(const Step& step) noexcept {
 // What compression held back goes from generation to generation with its rank.
 void Trainer::SayResidual(const Step& step) {
   const uint64_t generation = run_.session().generation();
-  if (!held_back_ || generation == generation_) return;
+  if (std::exchange(generation_, generation) == generation || !held_back_) return;
   const Elastic::Residual now = run_.residual().value();
   std::printf("step %" PRId64 ", generation %" PRIu64
               " of %d rank(s): %.6g of %.6g held back goes on here, %" PRId64 " rank(s) took theirs along\n",
