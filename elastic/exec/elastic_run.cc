@@ -155,6 +155,7 @@ absl::Status ElasticRun::StartFresh() {
     if (restored) {
       GT_RETURN_IF_ERROR(ReadBlock());
       applied_ = cursor_.step;
+      saved_last_ = true;  // where nothing is left to be trained
       return absl::OkStatus();
     }
   }
@@ -403,6 +404,7 @@ absl::Status ElasticRun::Applied() {
           .size();
   cursor_ = sharding::Advance(options_.samples, cursor_);
   ++applied_;
+  saved_last_ = false;
   ProgressReport report{.step = applied_, .samples = samples};
   report.loss = loss();
   session_->Report(report);
