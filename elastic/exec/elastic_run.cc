@@ -20,7 +20,8 @@ namespace {
 
 // A state is handed over in pieces of this many bytes, so that who has it needs no second copy of it.
 constexpr size_t kPieceBytes = 4 << 20;
-constexpr char kCarriedNames[] = "reducer/*";  // other compression, or none, may have saved
+constexpr size_t kTogether = (4 << 20) / sizeof(float);  // elements of gradients in one all-reduce
+constexpr char kCarriedNames[] = "reducer/*";            // other compression, or none, may have saved
 constexpr absl::Duration kLastSave = absl::Minutes(30);
 constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
 constexpr absl::Duration kLookAlive = absl::Milliseconds(100);
@@ -339,10 +340,31 @@ absl::Status ElasticRun::ReduceCompressed() {
   return absl::OkStatus();
 }
 
+// Each all-reduce is a meeting of all ranks, which costs more than copies of what is small.
+absl::Status ElasticRun::SumTogether(absl::Span<const Gradient> gradients, size_t count) {
+  if (gradients.size() == 1)
+    return comm_->AllReduce(gradients[0].data, count, DType::kFloat32, ReduceOp::kSum);
+  together_.resize(std::max(together_.size(), count));
+  float* at = together_.data();
+  for (const Gradient& gradient : gradients) at = std::copy_n(gradient.data, gradient.count, at);
+  GT_RETURN_IF_ERROR(comm_->AllReduce(together_.data(), count, DType::kFloat32, ReduceOp::kSum));
+  at = together_.data();
+  for (const Gradient& gradient : gradients) {
+    std::copy_n(at, gradient.count, gradient.data);
+    at += gradient.count;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ElasticRun::ReduceDense() {
   GT_RETURN_IF_ERROR(ready_error_);
-  for (const Gradient& gradient : gradients_)
-    GT_RETURN_IF_ERROR(comm_->AllReduce(gradient.data, gradient.count, DType::kFloat32, ReduceOp::kSum));
+  for (size_t i = 0; i < gradients_.size();) {
+    size_t end = i + 1, count = gradients_[i].count;
+    while (end < gradients_.size() && count + gradients_[end].count <= kTogether)
+      count += gradients_[end++].count;
+    GT_RETURN_IF_ERROR(SumTogether(absl::MakeSpan(gradients_).subspan(i, end - i), count));
+    i = end;
+  }
   const float scale = static_cast<float>(1 / static_cast<double>(BatchSize()));
   for (const Gradient& gradient : gradients_) {
     for (size_t i = 0; i < gradient.count; ++i) gradient.data[i] *= scale;

@@ -6,13 +6,13 @@
 //                                                false -> Begin again
 //
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
-// and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 32 bytes, and
-// what Checkpointer::SaveIfDue does. A new generation of n ranks costs a communicator, an all-gather of 32
-// bytes a rank and, where a rank is new, a broadcast of the state and, on every rank, one reading of it for
-// its hash of 16 bytes, which all gather. Where a state was found in memory, the checkpointer of a generation
-// is opened beside training, from its first step on; saves that are due before it is open come with the step
-// that finds it open on all ranks. A storage that cannot be read then is tried again, and training goes on
-// without: what it has is in memory.
+// and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
+// a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
+// communicator, an all-gather of 40 bytes a rank and, where a rank is new, a broadcast of the state and, on
+// every rank, one reading of it for its hash of 16 bytes, which all gather. Where a state was found in
+// memory, the checkpointer of a generation is opened beside training, from its first step on; saves that are
+// due before it is open come with the step that finds it open on all ranks. A storage that cannot be read
+// then is tried again, and training goes on without: what it has is in memory.
 //
 // Where the job file has `comm.compression` gradients travel through a Reducer, which each generation makes
 // anew (at most three communicators and two small all-reduces a bucket) and which goes on with what the one
@@ -28,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/clock.h"
 #include "comm/port/communicator.h"
 #include "comm/reducer/reducer.h"
@@ -144,6 +145,7 @@ class ElasticRun {
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
   absl::Status ReduceDense();
+  absl::Status SumTogether(absl::Span<const Gradient> gradients, size_t count);
   absl::Status ReduceCompressed();
   absl::Status OpenReducer();
   void LeaveReducer();
@@ -164,6 +166,7 @@ class ElasticRun {
 
   std::unique_ptr<Communicator> comm_;  // of the generation; null: it is over, or there was none yet
   Checkpoints checkpoints_;
+  std::vector<float> together_;       // gradients that are summed in one all-reduce
   bool all_opened_ = false;           // every rank said with the last step that its checkpointer is open
   int openings_failed_ = 0;           // in a row, because of the storage; equal on all ranks
   std::optional<Instant> reopen_at_;  // rank 0
