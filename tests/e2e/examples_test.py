@@ -117,6 +117,37 @@ checkpoint: {{uri: {ckpt}, every: 50 steps}}
         self.assertRegex(output, r'(?i)rank 2\b.*(SIGKILL|signal 9|killed)')
         self.wait_for_no_processes()
 
+    @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
+    def test_fashion_mnist_in_place_is_what_it_would_have_been(self):
+        """P1: a rank is killed, the others keep their processes, and the model is the same as without that."""
+        words = f'{FASHION} --epochs 1 --batch 256 --trace {self.out}'
+
+        def launch(name, mode):
+            self.gtrain('launch', '-d', self.job_file(name, f'name: {name}\nrun: {words}\nranks: 4\nelastic: {{mode: {mode}}}\n'
+                                                            'resources: {cpus: 1, oversubscribe: true}\n'
+                                                            f'checkpoint: {{uri: {self.dir}/{name}-ckpt}}\n'))
+
+        def accuracy(name):
+            self.wait_for_state(name, 'SUCCEEDED', seconds=TRAINING)
+            said = re.search(r'test accuracy ([0-9.]+) after 1 epoch\(s\) on 4 rank', self.gtrain('logs', name).stdout)
+            self.assertTrue(said)
+            return float(said.group(1))
+
+        launch('alone', 'restart')
+        undisturbed = accuracy('alone')
+        launch('kept', 'in-place')
+        wait_until('step 60', lambda: self.step('kept') >= 60, TRAINING)
+        ranks = {rank['rank']: rank['pid'] for rank in self.job('kept')['ranks']}
+        os.kill(ranks.pop(1), signal.SIGKILL)
+        self.assertAlmostEqual(accuracy('kept'), undisturbed, delta=0.003)
+        job = self.job('kept')
+        self.assertEqual((job['generation'], job['restarts']), (2, 1))
+        for pid in ranks.values():
+            trained = [tuple(map(int, line.split())) for line in self.read(f'trained.{pid}').splitlines()]
+            self.assertEqual([step for _, step, _, _ in trained], list(range(1, 236)), 'each step once, in one process')
+            self.assertLessEqual(max(tries for *_, tries in trained), 2, 'the step in flight at most is computed again')
+        self.gtrain('data', 'audit', 'kept')
+
     def assert_selected(self, output):
         """Every step behind the first few of top-k sent within 10 % of what its density asks for."""
         said = re.search(r'top-k sent ([0-9.]+) to ([0-9.]+) of the elements it should, in the median ([0-9.]+), in \d+ steps', output)
