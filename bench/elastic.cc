@@ -9,7 +9,11 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -259,6 +263,41 @@ double AvailableGib() {
   return 0;
 }
 
+// How long the kernel needs until a killed process that only holds so much memory is seen to be gone: it
+// gives the memory back before it closes sockets and tells anybody.
+double EndMs(int mib) {
+  int ready[2];
+  if (pipe(ready) != 0) return -1;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const size_t bytes = std::max<size_t>(1, static_cast<size_t>(mib) << 20);
+    const void* held =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (held != MAP_FAILED && write(ready[1], "r", 1) == 1) pause();
+    _exit(1);
+  }
+  close(ready[1]);
+  char said = 0;
+  const bool holds = pid > 0 && read(ready[0], &said, 1) == 1;
+  close(ready[0]);
+  if (!holds) return -1;
+  pollfd gone{static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), POLLIN, 0};
+  const int64_t killed_ns = NowNs();
+  kill(pid, SIGKILL);
+  poll(&gone, 1, 60'000);
+  const double took = static_cast<double>(NowNs() - killed_ns) / 1e6;
+  close(gone.fd);
+  waitpid(pid, nullptr, 0);
+  return took;
+}
+
+void PrintEnd(int mib, int kills) {
+  std::vector<double> all;
+  for (int kill = 0; kill < kills; ++kill) all.push_back(EndMs(mib));
+  std::printf("%-34s %5d MiB, %2d kills %8.1f %8.1f\n", "a process that holds so much is gone", mib, kills,
+              Quantile(all, 0.5), Quantile(all, 1));
+}
+
 // Who goes on alone hands nothing over; a spare gets the state while the others wait.
 absl::Status PrintState(Bench& bench, bool quick) {
   struct Size {
@@ -275,6 +314,9 @@ absl::Status PrintState(Bench& bench, bool quick) {
       {"a spare takes the place, all four", "4", "in-place, spares: 1", Until::kAllStep}};
   std::printf("state a rank and kills in one job, ms%21s %8s %8s %s\n", "", "median", "max",
               "base + bytes / bandwidth");
+  for (const Size& size : sizes) {
+    if (size.mib < AvailableGib() * 1024) PrintEnd(size.mib, size.kills);
+  }
   for (const Row& row : kRows) {
     double base = 0, per_mib = 0;
     for (const Size& size : sizes) {
