@@ -283,7 +283,7 @@ class SimulatedRank {
         text_(text),
         c_(c),
         samples_(kBatch / c->size()),
-        model_(static_cast<size_t>(samples_), static_cast<uint64_t>(training.seed)),
+        model_(static_cast<uint64_t>(training.seed)),
         momentum_(model_.values().size()) {}
 
   absl::StatusOr<SimulatedEnd> Run() {

@@ -3,12 +3,18 @@
 // {mode: in-place}`: with `ranks: {min: 3, max: 4}`, where the three that are left go on alone and the fourth
 // joins them later, and with `ranks: 4`, where they wait for it. Beside it the same program in a job that
 // restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
-// ranks; there, too, all four count. `--only kills`: a hundred kills in one job. `--only bitwise`: a step
-// with `determinism: bitwise` beside the same without.
+// ranks; there, too, all four count. `--only kills`: a hundred kills in one job. `--only state`: the same
+// with more state a rank. `--only bitwise`: a step with `determinism: bitwise` beside the same without.
+// `--only fashion`: a training of fashion_mnist of which a rank is killed every five seconds, beside one that
+// nobody disturbs. `--only torchft`: torchft of PyPI.
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -25,6 +31,8 @@
 #include "base/file.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "bench/elastic_fashion.h"
+#include "bench/elastic_updates.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
 
@@ -34,40 +42,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kRanks = 4, kPauseMs = 2;
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kPatience = absl::Minutes(3);
 constexpr char kPython[] = "/usr/bin/python3";
 constexpr char kThreeToFour[] = "{min: 3, max: 4}";
-
-int64_t NowNs() { return RealClock().Now().ns; }
-
-struct Applied {
-  int generation = 0;
-  int64_t step = 0, at_ns = 0;
-};
-
-// What each process has written of its updates.
-std::map<pid_t, std::vector<Applied>> ReadUpdates(const fs::path& folder) {
-  std::map<pid_t, std::vector<Applied>> updates;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with("trained.")) continue;
-    std::ifstream lines(entry.path());
-    for (std::string line; std::getline(lines, line) && !lines.eof();) {
-      Applied applied;
-      if (sscanf(line.c_str(), "%d %ld %ld", &applied.generation, &applied.step, &applied.at_ns) == 3)
-        updates[atoi(name.c_str() + 8)].push_back(applied);
-    }
-  }
-  return updates;
-}
-
-bool Lives(pid_t pid) {
-  std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(stat, text);
-  const size_t end = text.rfind(')');
-  return end != std::string::npos && end + 2 < text.size() && text[end + 2] != 'Z';
-}
 
 // The processes of the newest generation that made an update and live: as many as there are ranks, or none.
 std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates, int steps) {
@@ -119,12 +96,18 @@ absl::StatusOr<double> KillOne(const fs::path& folder, Until until, Rng& rng) {
   return static_cast<double>(last_ns - killed_ns) / 1e6;
 }
 
+struct TorchftTimeouts {
+  const char* name;
+  int collective_ms, heartbeat_ms, join_ms;
+};
+
 class Bench {
  public:
   explicit Bench(const Options& options)
       : cluster_(options.folder),
         rank_(fs::absolute(options.folder + "/../tests/e2e_elastic_linear")),
-        peer_(fs::absolute(options.folder + "/../../bench/elastic_torchrun.py")) {}
+        peers_(fs::absolute(options.folder + "/../../bench")),
+        torch_(fs::absolute(options.folder + "/../../tools/bench_torch.sh")) {}
 
   absl::Status Start() { return cluster_.Start(); }
   void Stop() { cluster_.Stop(); }
@@ -140,11 +123,11 @@ class Bench {
 
   // One job that loses a rank again and again.
   absl::StatusOr<std::vector<double>> Kills(const std::string& ranks, const std::string& elastic, Until until,
-                                            bool saves, int kills) {
-    GT_ASSIGN_OR_RETURN(const Job job, Launch(ranks, elastic, saves));
+                                            bool saves, int kills, int mib = 0) {
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(ranks, elastic, saves, mib));
     std::vector<double> all;
     for (int kill = 0; kill < kills; ++kill) {
-      poll(nullptr, 0, 300);  // for a spare to come up: nothing that is measured
+      poll(nullptr, 0, 300 + 2 * mib);  // for a spare to come up with its state: nothing that is measured
       GT_ASSIGN_OR_RETURN(const double took, KillOne(job.folder, until, rng_));
       all.push_back(took);
     }
@@ -175,16 +158,38 @@ class Bench {
   // 0.
   absl::StatusOr<double> Torchrun(const std::string& interval) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
-    const std::string command = absl::StrCat(kPython, " -m torch.distributed.run --nproc_per_node ", kRanks,
-                                             " --max_restarts 1000 --redirects 1 --tee 1 --rdzv_backend c10d "
-                                             "--rdzv_endpoint 127.0.0.1:0 --log_dir ",
-                                             (folder / "log").string(), " --monitor_interval ", interval, " ",
-                                             peer_.string(), " ", folder.string(), " ", kPauseMs);
+    const std::string command =
+        absl::StrCat(kPython, " -m torch.distributed.run --nproc_per_node ", kRanks,
+                     " --max_restarts 1000 --redirects 1 --tee 1 --rdzv_backend c10d "
+                     "--rdzv_endpoint 127.0.0.1:0 --log_dir ",
+                     (folder / "log").string(), " --monitor_interval ", interval, " ",
+                     (peers_ / "elastic_torchrun.py").string(), " ", folder.string(), " ", kPauseMs);
     GT_ASSIGN_OR_RETURN(const pid_t torchrun, Spawn(absl::StrSplit(command, ' ')));
     absl::StatusOr<double> took = KillOne(folder, Until::kAllStep, rng_);
     kill(torchrun, SIGTERM);
     WaitFor(torchrun, "torchrun").IgnoreError();  // it says that it was ended
     return took;
+  }
+
+  // Until the three that are left make an update, some times in one job.
+  absl::StatusOr<std::vector<double>> Torchft(const TorchftTimeouts& timeouts, int kills) {
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
+    const std::string command =
+        absl::StrCat("python=$(", torch_.string(), " --python) && exec $python ",
+                     (peers_ / "elastic_torchft.py").string(), " ", folder.string(), " ", kPauseMs, " ",
+                     timeouts.collective_ms, " ", timeouts.heartbeat_ms, " ", timeouts.join_ms);
+    GT_ASSIGN_OR_RETURN(const pid_t torchft, Spawn({"/bin/sh", "-c", command}));
+    std::vector<double> all;
+    absl::Status status;
+    while (std::ssize(all) < kills && status.ok()) {
+      const absl::StatusOr<double> took = KillOne(folder, Until::kSurvivorsStep, rng_);
+      status = took.status();
+      if (took.ok()) all.push_back(*took);
+    }
+    kill(torchft, SIGTERM);
+    WaitFor(torchft, "torchft").IgnoreError();
+    if (!status.ok()) return status;
+    return all;
   }
 
  private:
@@ -193,16 +198,16 @@ class Bench {
     std::string name;
     fs::path folder;
   };
-  absl::StatusOr<Job> Launch(const std::string& ranks, const std::string& mode, bool saves = true) {
+  absl::StatusOr<Job> Launch(const std::string& ranks, const std::string& mode, bool saves = true,
+                             int mib = 0) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string file = folder / "job.yaml", name = folder.filename();
-    std::ofstream(file) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
-                        << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\"]\nranks: " << ranks
-                        << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
-                        << "resources: {cpus: 1, oversubscribe: true}\n"
-                        << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(),
-                                                 "/ckpt, every: 20 steps}\n")
-                                  : "");
+    std::ofstream(file)
+        << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
+        << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\", \"" << mib << "\"]\nranks: " << ranks
+        << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
+        << "resources: {cpus: 1, oversubscribe: true}\n"
+        << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(), "/ckpt, every: 20 steps}\n") : "");
     GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", file}));
     // CPUs are shared for the sake of the least number of ranks, so a person has to ask for the fourth.
     if (ranks == kThreeToFour)
@@ -218,7 +223,7 @@ class Bench {
   }
 
   LocalCluster cluster_;
-  const fs::path rank_, peer_;
+  const fs::path rank_, peers_, torch_;
   Rng rng_ = Rng::FromSystem();
   int runs_ = 0;
 };
@@ -280,6 +285,106 @@ absl::StatusOr<std::vector<Outcome>> Bitwise(Bench& bench, bool quick) {
   return all;
 }
 
+absl::Status PrintTorchft(Bench& bench, bool quick) {
+  constexpr TorchftTimeouts kAll[] = {{"timeouts of 0.5 s, join 0.1 s", 500, 500, 100},
+                                      {"as it comes: 60 s, heartbeat 5 s", 60'000, 5'000, 60'000}};
+  std::printf("torchft, from a kill until the other three step, ms %8s %8s %8s\n", "median", "max", "kills");
+  for (const TorchftTimeouts& timeouts : kAll) {
+    if (quick && &timeouts != kAll) break;
+    GT_ASSIGN_OR_RETURN(const std::vector<double> all,
+                        bench.Torchft(timeouts, quick || &timeouts != kAll ? 3 : 15));
+    std::printf("%-50s %8.1f %8.1f %8zu\n", timeouts.name, Quantile(all, 0.5), Quantile(all, 1), all.size());
+  }
+  return absl::OkStatus();
+}
+
+// GiB that the machine could give to processes now.
+double AvailableGib() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    long kib = 0;
+    if (sscanf(line.c_str(), "MemAvailable: %ld", &kib) == 1) return static_cast<double>(kib) / (1 << 20);
+  }
+  return 0;
+}
+
+// How long the kernel needs until a killed process that only holds so much memory is seen to be gone: it
+// gives the memory back before it closes sockets and tells anybody.
+double EndMs(int mib) {
+  int ready[2];
+  if (pipe(ready) != 0) return -1;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const size_t bytes = std::max<size_t>(1, static_cast<size_t>(mib) << 20);
+    const void* held =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (held != MAP_FAILED && write(ready[1], "r", 1) == 1) pause();
+    _exit(1);
+  }
+  close(ready[1]);
+  char said = 0;
+  const bool holds = pid > 0 && read(ready[0], &said, 1) == 1;
+  close(ready[0]);
+  if (!holds) return -1;
+  pollfd gone{static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), POLLIN, 0};
+  const int64_t killed_ns = NowNs();
+  kill(pid, SIGKILL);
+  poll(&gone, 1, 60'000);
+  const double took = static_cast<double>(NowNs() - killed_ns) / 1e6;
+  close(gone.fd);
+  waitpid(pid, nullptr, 0);
+  return took;
+}
+
+void PrintEnd(int mib, int kills) {
+  std::vector<double> all;
+  for (int kill = 0; kill < kills; ++kill) all.push_back(EndMs(mib));
+  std::printf("%-34s %5d MiB, %2d kills %8.1f %8.1f\n", "a process that holds so much is gone", mib, kills,
+              Quantile(all, 0.5), Quantile(all, 1));
+}
+
+// Who goes on alone hands nothing over; a spare gets the state while the others wait.
+absl::Status PrintState(Bench& bench, bool quick) {
+  struct Size {
+    int mib, kills;
+  };
+  const std::vector<Size> sizes = quick ? std::vector<Size>{{0, 5}, {64, 5}}
+                                        : std::vector<Size>{{0, 30}, {64, 30}, {1024, 10}, {8192, 3}};
+  struct Row {
+    const char *what, *ranks, *elastic;
+    Until until;
+  };
+  constexpr Row kRows[] = {
+      {"three go on alone", kThreeToFour, "in-place", Until::kSurvivorsStep},
+      {"a spare takes the place, all four", "4", "in-place, spares: 1", Until::kAllStep}};
+  std::printf("state a rank and kills in one job, ms%21s %8s %8s %s\n", "", "median", "max",
+              "base + bytes / bandwidth");
+  for (const Size& size : sizes) {
+    if (size.mib < AvailableGib() * 1024) PrintEnd(size.mib, size.kills);
+  }
+  for (const Row& row : kRows) {
+    double base = 0, per_mib = 0;
+    for (const Size& size : sizes) {
+      // Each of five processes has its state, and the one that starts in a place comes beside them.
+      const double needs = 6.0 * size.mib / 1024, has = AvailableGib();
+      if (needs > has) {
+        std::printf("%-34s %5d MiB   left out: needs %.0f GiB of memory, %.0f are there\n", row.what,
+                    size.mib, needs, has);
+        continue;
+      }
+      GT_ASSIGN_OR_RETURN(const std::vector<double> all,
+                          bench.Kills(row.ranks, row.elastic, row.until, false, size.kills, size.mib));
+      const double median = Quantile(all, 0.5);
+      if (size.mib == 0) base = median;
+      if (size.mib > 0 && per_mib == 0) per_mib = std::max(0.0, median - base) / size.mib;
+      std::printf("%-34s %5d MiB, %2d kills %8.1f %8.1f %9.1f + %d MiB / %.2f GiB/s = %.1f\n", row.what,
+                  size.mib, size.kills, median, Quantile(all, 1), base, size.mib,
+                  per_mib > 0 ? 1000 / per_mib / 1024 : 0, base + per_mib * size.mib);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Outcome>> OneKill(Bench& bench, bool quick) {
   Comparison comparison{"a rank of four is killed: until the others step on",
                         "ms",
@@ -297,13 +402,16 @@ absl::StatusOr<std::vector<Outcome>> OneKill(Bench& bench, bool quick) {
 }
 
 int Main(const Options& options) {
+  if (options.only == kFashion) return MeasureFashion(options);
   Bench bench(options);
   if (const absl::Status started = bench.Start(); !started.ok()) {
     std::fprintf(stderr, "bench_elastic: %s\n", started.ToString().c_str());
     return 1;
   }
-  if (options.only == "kills") {
-    const absl::Status printed = PrintKills(bench, options.quick ? 10 : 100);
+  if (!options.only.empty() && options.only != "bitwise") {
+    const absl::Status printed = options.only == "kills"   ? PrintKills(bench, options.quick ? 10 : 100)
+                                 : options.only == "state" ? PrintState(bench, options.quick)
+                                                           : PrintTorchft(bench, options.quick);
     bench.Stop();
     if (!printed.ok()) std::fprintf(stderr, "bench_elastic: %s\n", printed.ToString().c_str());
     return printed.ok() ? 0 : 1;
@@ -322,5 +430,6 @@ int Main(const Options& options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"kills", "bitwise"}));
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(
+      argc, argv, {"kills", "state", "bitwise", "torchft", gtrain::bench::kFashion}));
 }

@@ -57,7 +57,7 @@ struct Reached {
 };
 
 absl::Status Train(Communicator& c, const examples::Text& text, Reached* reached) {
-  Model model(kSamples, kSeed);
+  Model model(kSeed);
   std::vector<float> momentum(model.values().size());
   std::vector<GradientSpec> specs;
   for (const auto& parameter : examples::Parameters())

@@ -593,6 +593,39 @@ class ElasticTest(unittest.TestCase):
             with self.assertRaisesRegex(gtrain.FailedPrecondition, "Begin comes first"):
                 next(iter(step.parts()))
 
+    def test_what_a_program_says_and_hears(self):
+        """Its own compression and checkpoints, what a step says, and sums over the ranks."""
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session(stay=True) as session:
+            def run(samples):
+                run = gtrain.Elastic(session, samples=samples, global_batch=2, compression="topk density=0.1 warmup=1",
+                                     uri=folder, every_steps=100)
+                w = run.state("w", np.zeros((200, 100), dtype=np.float32))
+                g = run.gradient(np.zeros((200, 100), dtype=np.float32))
+                given = np.random.default_rng(1).normal(size=g.shape).astype(np.float32)
+                steps = []
+                for step in run:
+                    self.assertEqual(step.steps, samples / 2)
+                    g += 2 * given
+                    step.apply(3, lambda: np.add(w, g, out=w))
+                    self.assertEqual(step.loss, 1.5)
+                    self.assertEqual(step.reduced.wanted, 0 if step.number == 1 else 2000)
+                    owed = step.number * given - w  # by all steps so far
+                    residual = run.residual()
+                    self.assertAlmostEqual(residual.norm, np.linalg.norm(owed), delta=1e-3)
+                    self.assertEqual(residual.lost, 0)
+                    self.assertEqual(run.evaluate(7, lambda begin, end: end - begin), 7)
+                    steps.append(step.number)
+                self.assertEqual(run.evaluate(9, lambda begin, end: 2 * (end - begin)), 18)
+                return steps
+            self.assertEqual(run(6), [1, 2, 3])
+            with gtrain.Checkpointer(session, uri=folder, read_only=True) as checkpointer:
+                w = np.zeros((200, 100), dtype=np.float32)
+                checkpointer.replicated(w=w)  # has the shape that it was registered with
+                self.assertEqual(checkpointer.restore(may_be_missing=["*"]), 3)
+                self.assertTrue(w.any())
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "is not a codec"):
+                gtrain.Elastic(session, samples=6, global_batch=2, compression="zip")
+
     def test_errors_of_the_caller(self):
         with gtrain.Session(stay=True) as session:
             twice = gtrain.Elastic(session, samples=10, global_batch=5)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Puts PyPI's torch, whose distributed checkpoints are a peer of bench_checkpoint, into a virtual environment of its
-# own, and prints the path of its Python. A second run does nothing.
+# Puts PyPI's torch, whose distributed checkpoints are a peer of bench_checkpoint, and torchft, a peer of
+# bench_elastic, into a virtual environment of their own, and prints the path of its Python. A second run does nothing.
 #   tools/bench_torch.sh            install: 3 GB are downloaded, 5.4 GB of disk taken; PyPI's only build for
 #                                   x86-64 brings CUDA's libraries, which it cannot be loaded without
 #   tools/bench_torch.sh --python   only print the path, or say why there is none (exit code 1)
 # The environment is ${XDG_CACHE_HOME:-~/.cache}/gtrain/torch-VERSION; remove it to be rid of it.
 set -euo pipefail
-version=2.15.0
+version=2.15.0 torchft=0.2.0
 
 say() { echo "bench_torch: $*" >&2; }
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/gtrain/torch-$version
@@ -26,7 +26,7 @@ if [ ! -x "$folder/bin/python" ]; then
   rm -rf "$half"
   trap 'rm -rf "$half"' EXIT
   python3 -m venv "$half" || { say "python3 -m venv failed: apt-get install python3-venv"; exit 1; }
-  "$half/bin/pip" install --quiet --progress-bar off --no-cache-dir "torch==$version" numpy ||
+  "$half/bin/pip" install --quiet --progress-bar off --no-cache-dir "torch==$version" "torchft==$torchft" numpy ||
     { say "pip could not install torch $version: see above; bench_checkpoint does without it"; exit 1; }
   "$half/bin/python" -c "import torch.distributed.checkpoint" ||
     { say "torch $version was installed but cannot be loaded: see above"; exit 1; }

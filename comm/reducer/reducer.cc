@@ -344,6 +344,15 @@ class ReducerImpl final : public Reducer {
 
   const std::string& HandoverName() const override { return handover_name_; }
   size_t HandoverCount() const override { return handover_count_; }
+  std::vector<BlockRange> HandoverResiduals() const override {
+    std::vector<BlockRange> ranges;
+    size_t at = 0;
+    for (const Bucket& bucket : buckets_) {
+      ranges.push_back({at + HandoverLayout::kNumbers, bucket.handed.residual});
+      at += bucket.handed.size();
+    }
+    return ranges;
+  }
 
   absl::Status GiveHandover(bool applied, absl::Span<float> block) override {
     GT_RETURN_IF_ERROR(IsHandover(block.size()));

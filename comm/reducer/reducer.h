@@ -124,6 +124,12 @@ struct BucketChoice {
   std::vector<Cost> seconds;
 };
 
+// Elements [begin, begin + size) of a block.
+struct BlockRange {
+  size_t begin = 0;
+  size_t size = 0;
+};
+
 // Averages the gradients of a model. It owns their memory, so that nothing is copied: the framework
 // accumulates into it (in libtorch `p.mutable_grad() = from_blob(...)`), a hook calls Ready() when a gradient
 // is complete, and Finish() returns when all of them are means. Buckets are filled from the last gradient,
@@ -203,6 +209,9 @@ class Reducer {
   // is a rank that comes new. An automatic choice hands over residuals alone. 0: nothing is carried over.
   virtual const std::string& HandoverName() const = 0;
   virtual size_t HandoverCount() const = 0;
+  // Where residuals stand in such a block: what the mean is owed on account of this rank. Equal in every
+  // generation.
+  virtual std::vector<BlockRange> HandoverResiduals() const = 0;
   // Between steps, or when nothing else will be done with this reducer, which may be dead. `applied`: whether
   // the step of the last Finish that was OK was applied; nothing is carried over from a later one. Waits for
   // a collective that runs. InvalidArgument: a block of another size.

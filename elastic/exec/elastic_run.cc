@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/logging.h"
@@ -20,7 +22,8 @@ namespace {
 
 // A state is handed over in pieces of this many bytes, so that who has it needs no second copy of it.
 constexpr size_t kPieceBytes = 4 << 20;
-constexpr char kCarriedNames[] = "reducer/*";  // other compression, or none, may have saved
+constexpr size_t kTogether = (4 << 20) / sizeof(float);  // elements of gradients in one all-reduce
+constexpr char kCarriedNames[] = "reducer/*";            // other compression, or none, may have saved
 constexpr absl::Duration kLastSave = absl::Minutes(30);
 constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
 constexpr absl::Duration kVerdict = absl::Minutes(1);  // above what a silent machine is given
@@ -39,13 +42,10 @@ ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
 
 ElasticRun::~ElasticRun() = default;
 
-absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t count, DType dtype) {
-  return Register({name,
-                   static_cast<char*>(data),
-                   count * DTypeSize(dtype),
-                   count,
-                   dtype,
-                   {static_cast<int64_t>(count)}});
+absl::Status ElasticRun::AddState(const std::string& name, void* data, size_t count, DType dtype,
+                                  std::vector<int64_t> shape) {
+  if (shape.empty()) shape = {static_cast<int64_t>(count)};
+  return Register({name, static_cast<char*>(data), count * DTypeSize(dtype), count, dtype, std::move(shape)});
 }
 
 absl::Status ElasticRun::AddSharded(const std::string& name, void* data, size_t count,
@@ -84,6 +84,25 @@ absl::Status ElasticRun::AddGradient(float* data, size_t count, std::vector<int6
   return absl::OkStatus();
 }
 
+absl::Status ElasticRun::SetCheckpoints(CheckpointOptions options) {
+  if (applied_ >= 0 || Armed())
+    return absl::FailedPreconditionError("where checkpoints go is said before the first step");
+  if (options.lazy || options.read_only || options.before_save)
+    return absl::InvalidArgumentError(
+        "an elastic run saves between its steps: its checkpoints are not lazy, not read-only, and have no "
+        "function of the program");
+  options_.checkpoints = options_.checkpoints || !options.uri.empty();
+  options_.checkpoint = std::move(options);
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::SetReducer(ReducerOptions options) {
+  if (applied_ >= 0 || Armed())
+    return absl::FailedPreconditionError("how gradients travel is said before the first step");
+  options_.reducer = std::move(options);
+  return absl::OkStatus();
+}
+
 // ---------------------------------------------------------------- a generation
 
 // Unavailable is said of a generation, and of a storage, which is no reason for another one; by hand there is
@@ -116,17 +135,20 @@ absl::Status ElasticRun::Meet() {
   GT_RETURN_IF_ERROR(CheckPlace());
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
-  const std::array<int64_t, 4> mine = {applied_, held_, stop_ ? 1 : 0, as_made_ ? 1 : 0};
+  const std::array<int64_t, 5> mine = {applied_, held_, stop_ ? 1 : 0, as_made_ ? 1 : 0, carries_ ? 1 : 0};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   const std::vector<MeshAxis> mesh = session_->mesh();
   std::vector<MemberState> members;
   std::vector<int> cells;
+  int64_t carriers = 0;
   for (size_t i = 0; i < all.size(); i += mine.size()) {
     members.push_back({all[i], all[i + 1], all[i + 3] != 0});
     cells.push_back(PlaceIn(mesh, static_cast<int>(cells.size())).cell);
     stop_ = stop_ || all[i + 2] != 0;
+    carriers += all[i + 4];
   }
+  CountLostResiduals(carriers);
   agreement_ = Agree(members, cells, place_.cells);
   GetParts().BeginGeneration();
   if (options_.virtual_ranks > 0)
@@ -166,9 +188,10 @@ absl::Status ElasticRun::ConnectAxes() {
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> ElasticRun::Along(const std::string& axis) {
-  if (phase_ != Phase::kComputing)
+  if (phase_ == Phase::kApplying || applied_ < 0)
     return absl::FailedPreconditionError(
-        "ranks along an axis meet while a step is computed: behind its begin");
+        "ranks along an axis meet while a step is computed, behind its begin, or between steps");
+  if (!Armed() || !settled_) return absl::UnavailableError("a rank was lost: the generation is over");
   GT_RETURN_IF_ERROR(CheckAxis(axis));
   std::shared_ptr<Communicator>& comm = axes_[axis];
   if (comm == nullptr) {
@@ -178,7 +201,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> ElasticRun::Along(const std::strin
 }
 
 bool ElasticRun::AwaitLoss() {
-  if (phase_ != Phase::kComputing || !session_->managed() || Pause(kVerdict).ok()) return false;
+  if (phase_ == Phase::kApplying || !session_->managed()) return false;
+  if (Armed() && Pause(kVerdict).ok()) return false;
   phase_ = Phase::kIdle;
   comm_.reset();
   return true;
@@ -194,7 +218,8 @@ absl::Status ElasticRun::Settle() {
   }
   if (reducer_ != nullptr) {
     GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
-    reducer_has_it_ = true;
+    reducer_has_it_ = carries_ = true;
+    carriers_ = comm_->size();
   }
   settled_ = true;
   SayWhere();
@@ -217,6 +242,7 @@ absl::Status ElasticRun::StartFresh() {
     if (restored) {
       GT_RETURN_IF_ERROR(ReadBlock());
       applied_ = cursor_.step;
+      saved_last_ = true;  // where nothing is left to be trained
       return absl::OkStatus();
     }
   }
@@ -337,10 +363,13 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
     if (settled.ok()) {
       const sharding::SampleCursor at = sharding::NextBatch(options_.samples, cursor_);
       const sharding::SampleRange batch = sharding::BatchAt(options_.samples, at);
+      place.share = place_.share;
+      place.shares = place_.shares;
       if (batch.size() > 0 && !stop_) {
         place.step = applied_ + 1;
         place.epoch = at.epoch;
         place.batch = batch.size();
+        place.steps = sharding::Advance(options_.samples, cursor_, sharding::kStepsMax).step;
         place.samples = sharding::SamplesOf(options_.samples,
                                             parts_->Begin(batch, place.step, place_.share, place_.shares));
         for (Gradient& gradient : gradients_) {
@@ -446,7 +475,7 @@ absl::Status ElasticRun::ReduceCompressed() {
     if (!gradients_[i].ready) Ready(i);
   }
   GT_RETURN_IF_ERROR(ready_error_);
-  GT_RETURN_IF_ERROR(reducer_->Finish().status());
+  GT_ASSIGN_OR_RETURN(reduced_, reducer_->Finish());
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const absl::Span<const float> mean = reducer_->gradient(i);
     std::copy(mean.begin(), mean.end(), gradients_[i].data);
@@ -454,10 +483,31 @@ absl::Status ElasticRun::ReduceCompressed() {
   return absl::OkStatus();
 }
 
+// Each all-reduce is a meeting of all ranks, which costs more than copies of what is small.
+absl::Status ElasticRun::SumTogether(absl::Span<const Gradient> gradients, size_t count) {
+  if (gradients.size() == 1)
+    return copies().AllReduce(gradients[0].data, count, DType::kFloat32, ReduceOp::kSum);
+  together_.resize(std::max(together_.size(), count));
+  float* at = together_.data();
+  for (const Gradient& gradient : gradients) at = std::copy_n(gradient.data, gradient.count, at);
+  GT_RETURN_IF_ERROR(copies().AllReduce(together_.data(), count, DType::kFloat32, ReduceOp::kSum));
+  at = together_.data();
+  for (const Gradient& gradient : gradients) {
+    std::copy_n(at, gradient.count, gradient.data);
+    at += gradient.count;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ElasticRun::ReduceDense() {
   GT_RETURN_IF_ERROR(ready_error_);
-  for (const Gradient& gradient : gradients_)
-    GT_RETURN_IF_ERROR(copies().AllReduce(gradient.data, gradient.count, DType::kFloat32, ReduceOp::kSum));
+  for (size_t i = 0; i < gradients_.size();) {
+    size_t end = i + 1, count = gradients_[i].count;
+    while (end < gradients_.size() && count + gradients_[end].count <= kTogether)
+      count += gradients_[end++].count;
+    GT_RETURN_IF_ERROR(SumTogether(absl::MakeSpan(gradients_).subspan(i, end - i), count));
+    i = end;
+  }
   const float scale = static_cast<float>(1 / static_cast<double>(BatchSize()));
   for (const Gradient& gradient : gradients_) {
     for (size_t i = 0; i < gradient.count; ++i) gradient.data[i] *= scale;
@@ -522,8 +572,9 @@ absl::Status ElasticRun::Applied() {
   cursor_ = sharding::Advance(options_.samples, cursor_);
   ++applied_;
   as_made_ = false;
+  saved_last_ = false;
   ProgressReport report{.step = applied_, .samples = place_.speaks ? parts_->share().size() : 0};
-  if (std::exchange(has_loss_, false)) report.loss = loss_;
+  report.loss = loss();
   session_->Report(report);
   const absl::Status saved = SaveIfDue();
   if (saved.ok() || !Lost(saved)) return saved;
@@ -531,23 +582,64 @@ absl::Status ElasticRun::Applied() {
   return absl::OkStatus();
 }
 
+// One that has rolled forward is in a generation whose ranks may be anywhere: it sums nothing there before
+// all have begun a step.
+absl::StatusOr<bool> ElasticRun::Sum(absl::Span<double> values) {
+  if (phase_ != Phase::kIdle || applied_ < 0)
+    return absl::FailedPreconditionError("a sum over the ranks is made between steps, or at the end");
+  if (!Armed() || !settled_) return false;
+  if (!place_.speaks) absl::c_fill(values, 0.0);
+  const absl::Status summed = comm_->AllReduce(values.data(), values.size(), DType::kFloat64, ReduceOp::kSum);
+  if (summed.ok()) return true;
+  if (!Lost(summed)) return summed;
+  comm_.reset();
+  return false;
+}
+
 // ---------------------------------------------------------------- compression
 
 absl::Status ElasticRun::OpenReducer() {
   if (reducer_ != nullptr || gradients_.empty()) return absl::OkStatus();
   GT_ASSIGN_OR_RETURN(const auto policy, CompressionOfJob());
-  if (!policy) return absl::OkStatus();
+  if (!policy && options_.reducer.compression.codec == Codec::kNone) return absl::OkStatus();
   if (options_.virtual_ranks > 0) {
-    return absl::FailedPreconditionError(
-        "`elastic.determinism: bitwise` and $GTRAIN_COMPRESSION are both there: what compression sends, and "
-        "what it holds back, depends on the number of ranks. Take one of them away");
+    return absl::FailedPreconditionError(absl::StrCat(
+        "`elastic.determinism: bitwise` and ", policy ? "$GTRAIN_COMPRESSION" : "the program's compression",
+        " are both there: what compression sends, and what it holds back, depends on the number of ranks. "
+        "Take "
+        "one of them away"));
   }
   std::vector<GradientSpec> specs;
   for (size_t i = 0; i < gradients_.size(); ++i)
     specs.push_back({absl::StrCat("gradient ", i), gradients_[i].count, gradients_[i].shape});
   GT_ASSIGN_OR_RETURN(reducer_, Reducer::Create(&copies(), specs, options_.reducer));
   carried_.resize(reducer_->HandoverCount());
+  residuals_ = reducer_->HandoverResiduals();
   return absl::OkStatus();
+}
+
+// Each rank of a generation that compressed has a residual, which only its own process has.
+void ElasticRun::CountLostResiduals(int64_t carriers) {
+  const int64_t lost =
+      std::max<int64_t>(0, std::exchange(carriers_, std::min(carriers_, carriers)) - carriers);
+  residuals_lost_ += lost;
+  if (lost > 0 && session_->rank() == 0) {
+    LogWarning("elastic: what compression held back on ", lost, lost == 1 ? " rank" : " ranks",
+               " is lost with ", lost == 1 ? "it" : "them", ", ", carriers, " go on with theirs");
+  }
+}
+
+absl::StatusOr<ElasticRun::Residual> ElasticRun::residual() {
+  const bool left = std::ranges::any_of(gradients_, [](const Gradient& gradient) { return gradient.ready; });
+  if (phase_ == Phase::kApplying || (phase_ == Phase::kComputing && left))
+    return absl::FailedPreconditionError("a step is under way: what it holds back is not known yet");
+  if (reducer_has_it_) GT_RETURN_IF_ERROR(reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_)));
+  double squares = 0;
+  for (const BlockRange& range : residuals_) {
+    for (const float value : absl::MakeConstSpan(carried_).subspan(range.begin, range.size))
+      squares += static_cast<double>(value) * value;
+  }
+  return Residual{std::sqrt(squares), residuals_lost_};
 }
 
 // Whether the step counts whose gradients the old generation had reduced last is known now.
@@ -608,7 +700,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   if (comm_->size() > 1) {
     GT_ASSIGN_OR_RETURN(comm, comm_->Split(/*color=*/0, comm_->rank()));
   }
-  CheckpointOptions options;
+  CheckpointOptions options = options_.checkpoint;
   if (reducer_ != nullptr) {
     options.before_save = [this] {
       return reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_));

@@ -10,15 +10,16 @@
 // that costs); the ranks of a generation then compare their machines, an all-gather of 16 bytes.
 //
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
-// and for the next generation when one is lost. A step costs an all-reduce a gradient, one of 32 bytes, and
-// what Checkpointer::SaveIfDue does. A new generation of n ranks costs a communicator, an all-gather of 32
-// bytes a rank and, where a rank is new, a broadcast of the state and, on every rank, one reading of it for
-// its hash of 16 bytes, which all gather. On m machines that is, until all have agreed on the step, two
-// all-gathers through the head and at most 4 log2 m + 3 rounds between ranks (comm/exec/costs_test.cc): the
-// communicator 2 log2 m + 1 of them where m is above 16, and more where it measures the network. Where a
-// state was found in memory, the checkpointer of a generation is opened beside training, from its first step
-// on; saves that are due before it is open come with the step that finds it open on all ranks. A storage that
-// cannot be read then is tried again, and training goes on without: what it has is in memory.
+// and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
+// a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
+// communicator, an all-gather of 40 bytes a rank and, where a rank is new, a broadcast of the state and, on
+// every rank, one reading of it for its hash of 16 bytes, which all gather. On m machines that is, until all
+// have agreed on the step, two all-gathers through the head and at most 4 log2 m + 3 rounds between ranks
+// (comm/exec/costs_test.cc): the communicator 2 log2 m + 1 of them where m is above 16, and more where it
+// measures the network. Where a state was found in memory, the checkpointer of a generation is opened beside
+// training, from its first step on; saves that are due before it is open come with the step that finds it
+// open on all ranks. A storage that cannot be read then is tried again, and training goes on without: what it
+// has is in memory.
 //
 // Where the job file has `comm.compression` gradients travel through a Reducer, which each generation makes
 // anew (at most three communicators and two small all-reduces a bucket) and which goes on with what the one
@@ -35,6 +36,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/clock.h"
 #include "comm/port/communicator.h"
 #include "comm/reducer/reducer.h"
@@ -53,7 +55,9 @@ struct ElasticOptions {
   std::string name = "train";  // of the data, in the job's records
   sharding::SampleOptions samples;
   bool checkpoints = false;  // the job says where: save when it is due, and resume
-  ReducerOptions reducer;    // where the job says how gradients travel, but for its codec
+  // The program's own choices; what the job says wins over them.
+  CheckpointOptions checkpoint;
+  ReducerOptions reducer;
   // The same bits at any number of ranks: the parts of a step, at most 65,536; 0: not asked for. Then
   // `machine` is what ranks must have alike (DescribeMachine).
   int virtual_ranks = 0;
@@ -70,7 +74,9 @@ struct StepPlace {
   int64_t step = 0;              // that is to be computed: the first is 1
   int64_t epoch = 0;             // from 0
   int64_t batch = 0;             // samples of all ranks together
-  std::vector<int64_t> samples;  // this rank's share; empty where there are more ranks than samples
+  int64_t steps = 0;             // the last one's number
+  int share = 0, shares = 1;     // of each batch: which is this rank's, and of how many
+  std::vector<int64_t> samples;  // that share; empty where there are more ranks than samples
 };
 
 class ElasticRun {
@@ -81,7 +87,9 @@ class ElasticRun {
 
   // State that is equal on all ranks, and gradients. Both are registered before the first Begin, by all ranks
   // alike; the memory stays the caller's and must outlive this. Only the update changes state.
-  absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype);
+  // `shape`, whose product is `count`, is that in checkpoints; empty: a vector.
+  absl::Status AddState(const std::string& name, void* data, size_t count, DType dtype,
+                        std::vector<int64_t> shape = {});
   // State of which this rank has its LocalPart, `count` elements, of a tensor of `shape`. The copies along dp
   // are equal.
   absl::Status AddSharded(const std::string& name, void* data, size_t count, std::vector<int64_t> shape,
@@ -91,14 +99,19 @@ class ElasticRun {
   // whose ranks have copies.
   static absl::StatusOr<LocalBox> LocalPart(const Session& session, const std::vector<int64_t>& shape,
                                             const Sharding& cut);
+  // `shape`, whose product is `count`, matters to PowerSGD alone; empty: a vector.
   absl::Status AddGradient(float* data, size_t count, std::vector<int64_t> shape = {});
+  // The program's own choices, before the first Begin. InvalidArgument: no checkpoints of a run are lazy or
+  // read-only, and its own function is what they call before a save.
+  absl::Status SetCheckpoints(CheckpointOptions options);
+  absl::Status SetReducer(ReducerOptions options);
 
   // The ranks that differ from this one along an axis of the mesh alone, in the order of their coordinates,
-  // in this generation: for collectives of the computation, from a Begin to its Reduce. The first call for an
-  // axis of size 1 is collective. After an error of it AwaitLoss says what to do.
+  // in this generation: for collectives of a computation, behind a Begin. The first call for an axis of size
+  // 1 is collective. Unavailable, also of its collectives: AwaitLoss says what to do.
   absl::StatusOr<std::shared_ptr<Communicator>> Along(const std::string& axis);
-  // The computation of a step ended in Unavailable: waits until the generation is over. True: the step is
-  // over, go on with Begin. False: it was no rank's loss, within a minute at least.
+  // A computation ended in Unavailable: waits until the generation is over. True: it is, go on with Begin.
+  // False: it was no rank's loss, within a minute at least.
   bool AwaitLoss();
 
   // Sets the gradients to zero where there is something to compute. Unavailable: there is no other generation
@@ -119,6 +132,25 @@ class ElasticRun {
   absl::StatusOr<bool> Reduce(double loss);
   // The update of the step is made.
   absl::Status Applied();
+
+  // What the reduction of the last step that is to be applied says; zeros where gradients are not compressed.
+  const ReducedStep& reduced() const { return reduced_; }
+  // The mean over its batch; nullopt: a rank was lost before the losses were summed, and not the gradients.
+  std::optional<double> loss() const { return has_loss_ ? std::optional(loss_) : std::nullopt; }
+
+  // Between steps and at the end, by all ranks after the same step. True: values[i] is the sum of theirs, of
+  // each share that of one rank (MeshPlace::speaks).
+  // False: a rank was lost. The next Begin goes on, and at the end says so again: then all sum again, the
+  // ranks that are new as well. The result must change no state: others may not have got it.
+  absl::StatusOr<bool> Sum(absl::Span<double> values);
+
+  // Between steps: what error feedback owes the mean on account of this rank. It costs a copy of what
+  // compression carries over.
+  struct Residual {
+    double norm = 0;
+    int64_t lost = 0;  // ranks that took theirs along since this process trains
+  };
+  absl::StatusOr<Residual> residual();
 
  private:
   struct State {
@@ -161,9 +193,11 @@ class ElasticRun {
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
   absl::Status ReduceDense();
+  absl::Status SumTogether(absl::Span<const Gradient> gradients, size_t count);
   absl::Status ReduceCompressed();
   absl::Status OpenReducer();
   void LeaveReducer();
+  void CountLostResiduals(int64_t carriers);
   absl::StatusOr<bool> AfterLoss();
   absl::Status SaveLast();
   absl::Status SaveNow();
@@ -174,7 +208,7 @@ class ElasticRun {
   bool Lost(const absl::Status& status) const;
 
   const std::shared_ptr<Session> session_;
-  const ElasticOptions options_;
+  ElasticOptions options_;
   std::vector<State> states_;
   std::vector<Gradient> gradients_;
   std::unique_ptr<Parts> parts_;  // null before the first Begin
@@ -185,6 +219,7 @@ class ElasticRun {
   std::shared_ptr<Communicator> copies_;  // that hold the same part of the model; null: all ranks do
   std::map<std::string, std::shared_ptr<Communicator>> axes_;
   Checkpoints checkpoints_;
+  std::vector<float> together_;       // gradients that are summed in one all-reduce
   bool all_opened_ = false;           // every rank said with the last step that its checkpointer is open
   int openings_failed_ = 0;           // in a row, because of the storage; equal on all ranks
   std::optional<Instant> reopen_at_;  // rank 0
@@ -192,7 +227,12 @@ class ElasticRun {
   std::unique_ptr<Reducer> reducer_;  // of the generation, or of the one before; null: gradients are summed
   std::vector<float> carried_;        // what compression carries over, when no reducer does
   bool reducer_has_it_ = false;       // what compression carries over is in reducer_
-  absl::Status ready_error_;          // of Ready
+  bool carries_ = false;              // this rank took part in a generation that compressed
+  int64_t carriers_ = 0;              // the ranks of the last generation that did
+  int64_t residuals_lost_ = 0;
+  std::vector<BlockRange> residuals_;  // where they stand in carried_
+  ReducedStep reduced_;
+  absl::Status ready_error_;  // of Ready
   Agreement agreement_;
   bool settled_ = false;  // all ranks of the generation have the state
   Phase phase_ = Phase::kIdle;

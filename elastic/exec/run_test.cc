@@ -1,11 +1,13 @@
 // Elastic runs whose ranks are threads: what becomes of a step, and of what compression carries over, when a
 // generation ends in the middle of it.
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "base/status_macros.h"
@@ -25,8 +27,9 @@ constexpr int64_t kBatch = 12;
 
 // kSummed: the gradients are reduced, and the losses are not. kUntold: they are, which this process does not
 // hear: the others apply the step. kHandOver: after that step, when the next generation gives a newcomer the
-// state. kTree: the sum of a bitwise step is made, and this process does not get it.
-enum class At { kCompute, kReady, kTree, kSummed, kUntold, kReduced, kApplied, kHandOver };
+// state. kTree: the sum of a bitwise step is made, and this process does not get it. kSum, kSumUntold: the
+// same of a sum of the program's.
+enum class At { kCompute, kReady, kTree, kSummed, kUntold, kReduced, kApplied, kHandOver, kSum, kSumUntold };
 constexpr At kEverywhere[] = {At::kCompute, At::kReady, At::kSummed, At::kUntold, At::kReduced, At::kApplied};
 
 // When what happens to which process.
@@ -63,6 +66,16 @@ class Job {
   int virtual_ranks = 0;                  // above 0 the program takes parts
   std::map<int, std::vector<int>> after;  // the generation that begins when this process has ended
   std::function<std::string(int process)> machine = [](int) { return "a machine"; };
+  // Called by every process before the first gradient of a step, and behind its update.
+  using Look = std::function<void(ElasticRun& run, int process, const StepPlace& step)>;
+  Look before_step = [](ElasticRun&, int, const StepPlace&) {};
+  Look after_step = before_step;
+  // Called when all is trained; false: goes on with Begin.
+  std::function<absl::StatusOr<bool>(ElasticRun& run, int process)> end = [](ElasticRun&, int) {
+    return true;
+  };
+  // Of the program; the job's wins.
+  CompressionOptions compression;
 
   int storage_errors() const { return job_.storage_errors; }
   size_t generations() const { return job_.generations(); }
@@ -110,7 +123,7 @@ class Job {
     sharding::SampleOptions samples{.samples = steps_ * kBatch, .global_batch = kBatch, .shuffle = false};
     ElasticRun run(session, {.samples = samples,
                              .checkpoints = checkpoints_,
-                             .reducer = {.bucket_bytes = kCount * sizeof(float)},
+                             .reducer = {.bucket_bytes = kCount * sizeof(float), .compression = compression},
                              .virtual_ranks = virtual_ranks,
                              .machine = machine(process),
                              .storage_retry = absl::Milliseconds(5)});
@@ -122,15 +135,15 @@ class Job {
     GT_RETURN_IF_ERROR(run.AddGradient(odd.data(), kCount));
     GT_RETURN_IF_ERROR(run.AddGradient(even.data(), kCount));
     std::atomic<int64_t> now{0};  // hooks are called by the thread that opens checkpoints, too
-    const auto lose = [&](At at) {
-      return [&, at](size_t count, DType dtype) -> absl::Status {
-        const bool losses = dtype == DType::kFloat64 && count == 4;
-        if (!losses || Due(now, at, process) == nullptr) return absl::OkStatus();
+    const auto lose = [&](At losses, At sum) {
+      return [&, losses, sum](size_t count, DType dtype) -> absl::Status {
+        const bool either = dtype == DType::kFloat64 && (count == 4 || count == 1);
+        if (!either || Due(now, count == 4 ? losses : sum, process) == nullptr) return absl::OkStatus();
         return absl::UnavailableError("the test ends this generation");
       };
     };
-    session->hooks.before_all_reduce = lose(At::kSummed);
-    session->hooks.after_all_reduce = lose(At::kUntold);
+    session->hooks.before_all_reduce = lose(At::kSummed, At::kSum);
+    session->hooks.after_all_reduce = lose(At::kUntold, At::kSumUntold);
     session->hooks.before_broadcast = [&](size_t, DType dtype) -> absl::Status {
       if (dtype == DType::kUint8 && virtual_ranks > 0 && Due(now, At::kTree, process) != nullptr)
         return absl::UnavailableError("the test ends this generation");
@@ -144,8 +157,13 @@ class Job {
     const absl::Status died = absl::CancelledError("the test ends this process");
     for (;;) {
       GT_ASSIGN_OR_RETURN(const StepPlace step, run.Begin());
-      if (step.done) return absl::OkStatus();
+      if (step.done) {
+        GT_ASSIGN_OR_RETURN(const bool ended, end(run, process));
+        if (ended) return absl::OkStatus();
+        continue;
+      }
       now = step.step;
+      before_step(run, process, step);
       if (const Turn* turn = Due(step.step, At::kCompute, process); turn != nullptr && turn->dies)
         return died;
       const auto compute = [&](const std::vector<int64_t>& samples) {
@@ -174,6 +192,7 @@ class Job {
       for (size_t i = 0; i < kCount; ++i) weights[i] += odd[i] + even[i];
       outcome->trained[step.step] = step.samples;
       GT_RETURN_IF_ERROR(run.Applied());
+      after_step(run, process, step);
       between(step.step);
       if (step.step == steps_) at_end();
       if (const Turn* turn = Due(step.step, At::kApplied, process); turn != nullptr && turn->dies)
@@ -506,6 +525,150 @@ TEST_F(ElasticRunTest, ABitwiseJobTakesNoMachineOfAnotherKind) {
                                                 "on, has an old one"));
   outcomes.pop_back();
   ExpectBits(outcomes, Alone(6));
+}
+
+// What a rank holds back goes with it from generation to generation, whole and once; one that comes new has
+// nothing, and what a lost one takes along is counted.
+TEST_F(ElasticRunTest, WhatIsHeldBackIsSaid) {
+  Compress("topk density=0.3 warmup=0");
+  for (const At at : kEverywhere) {
+    SCOPED_TRACE(static_cast<int>(at));
+    Job job(8, 8, {{3, at, 1, {0, 1, 2, 3}, false}, {6, at, 3, {2, 1, 0}, true}});
+    std::array<std::optional<double>, 4> held;  // each is of one process
+    std::atomic<int> compared{0};
+    job.before_step = [&](ElasticRun& run, int process, const StepPlace&) {
+      const auto now = run.residual();
+      ASSERT_TRUE(now.ok()) << now.status();
+      const double before = held[static_cast<size_t>(process)].value_or(0);
+      EXPECT_NEAR(now->norm, before, 1e-4 * before) << process;
+      compared += before > 1 ? 1 : 0;
+    };
+    job.after_step = [&](ElasticRun& run, int process, const StepPlace& step) {
+      const auto now = run.residual();
+      ASSERT_TRUE(now.ok()) << now.status();
+      EXPECT_GT(now->norm, 1);
+      EXPECT_EQ(now->lost, step.step == 8 ? 1 : now->lost);
+      held[static_cast<size_t>(process)] = now->norm;
+    };
+    ExpectAllTrained(job.Run(4, 3), 8, 8, 10);
+    EXPECT_GT(compared, 15);
+  }
+}
+
+TEST_F(ElasticRunTest, WhatIsHeldBackByAStepUnderWayIsNotKnown) {
+  Job job(1, 1, {});
+  job.compression = {.codec = Codec::kInt8};
+  job.before_step = [&](ElasticRun& run, int, const StepPlace&) {
+    EXPECT_TRUE(run.residual().ok());
+    run.Ready(0);
+    EXPECT_TRUE(absl::IsFailedPrecondition(run.residual().status()));
+  };
+  ExpectAllTrained(job.Run(2, 2), 1, 1, 10);
+}
+
+// The update asks for it, also where it is made in the next generation.
+TEST_F(ElasticRunTest, WhatTheReductionSaysIsOfTheStepThatIsApplied) {
+  Compress("onebit momentum=0.5 warmup=4");
+  for (const At at : kEverywhere) {
+    SCOPED_TRACE(static_cast<int>(at));
+    Job job(8, 8, {{4, at, 1, {0, 1, 2, 3}, false}, {5, at, 3, {2, 1, 0, 3}, false}});
+    std::atomic<int> unknown{0};
+    job.after_step = [&](ElasticRun& run, int, const StepPlace& step) {
+      EXPECT_EQ(run.reduced().momentum_travelled, step.step > 4) << step.step;
+      if (!run.loss()) return static_cast<void>(++unknown);
+      const double ranks = *run.loss() * kBatch;  // each said 1
+      EXPECT_TRUE(ranks == 3 || ranks == 4) << ranks;
+    };
+    ExpectAllTrained(job.Run(4, 3), 8, 8, 10);
+    // It applied the gradients that it held, and had not heard of the losses.
+    EXPECT_EQ(unknown, at == At::kUntold ? 2 : 0);
+  }
+}
+
+TEST_F(ElasticRunTest, AProgramCompressesWhereTheJobDoesNotSay) {
+  const auto selects = [](const char* of_job) {
+    if (of_job != nullptr) setenv("GTRAIN_COMPRESSION", of_job, 1);
+    Job job(2, 2, {});
+    job.compression = {.codec = Codec::kTopK};
+    std::atomic<int> selected{0};
+    job.after_step = [&](ElasticRun& run, int, const StepPlace&) {
+      selected += run.reduced().selected.wanted > 0 ? 1 : 0;
+    };
+    for (const Outcome& outcome : job.Run(2, 2)) EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    return selected.load();
+  };
+  EXPECT_EQ(selects(nullptr), 4);
+  EXPECT_EQ(selects("int8"), 0);
+  EXPECT_EQ(selects("none"), 0);
+}
+
+TEST_F(ElasticRunTest, AProgramSaysWhereCheckpointsGo) {
+  const std::string folder = TestFolder();
+  const auto train = [&](CheckpointOptions options) -> absl::Status {
+    ThreadJob threads;
+    threads.Begin({0});
+    ElasticRun run(std::make_shared<ThreadSession>(&threads, 0, 0),
+                   {.samples = {.samples = 4, .global_batch = 1}});
+    GT_RETURN_IF_ERROR(run.SetCheckpoints(std::move(options)));
+    for (;;) {
+      GT_ASSIGN_OR_RETURN(const StepPlace step, run.Begin());
+      if (step.done) return run.SetCheckpoints({});
+      EXPECT_EQ(step.steps, 4);
+      GT_RETURN_IF_ERROR(run.Reduce(0).status());
+      GT_RETURN_IF_ERROR(run.Applied());
+    }
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(train({.uri = folder}))) << "it is said before the first step";
+  EXPECT_EQ((*ckpt::OpenDirectoryStore(folder))->List("manifests/")->size(), 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(train({.uri = folder, .read_only = true})));
+  EXPECT_TRUE(absl::IsInvalidArgument(train({.uri = folder, .lazy = true})));
+}
+
+// The sum of a one of each rank.
+absl::StatusOr<bool> CountRanks(ElasticRun& run, double* ranks) {
+  *ranks = 1;
+  return run.Sum(absl::MakeSpan(ranks, 1));
+}
+
+TEST_F(ElasticRunTest, ASumAtTheEndIsMadeAgainWhenARankIsLost) {
+  Job job(6, 6, {{6, At::kSum, 1, {1, 0, 3}, true}, {6, At::kSumUntold, 0, {0}, false}});
+  std::array<double, 4> sums{};
+  std::array<int, 4> tries{};
+  job.end = [&](ElasticRun& run, int process) -> absl::StatusOr<bool> {
+    ++tries[static_cast<size_t>(process)];
+    return CountRanks(run, &sums[static_cast<size_t>(process)]);
+  };
+  const std::vector<Outcome> outcomes = job.Run(4, 3);
+  for (const int process : {0, 1, 3}) {
+    EXPECT_TRUE(outcomes[static_cast<size_t>(process)].status.ok())
+        << outcomes[static_cast<size_t>(process)].status;
+  }
+  EXPECT_TRUE(absl::IsUnavailable(outcomes[2].status));
+  EXPECT_EQ(sums[1], 3);
+  EXPECT_EQ(sums[3], 3);
+  EXPECT_EQ(sums[0], 1) << "it did not hear of that sum, and is alone now";
+  EXPECT_EQ(tries, (std::array<int, 4>{3, 2, 1, 1}));
+}
+
+// Every second step: one that is lost is left out, and training goes on, also where some have it already.
+TEST_F(ElasticRunTest, ASumBetweenStepsIsLeftOutWhenARankIsLost) {
+  for (const At at : {At::kSum, At::kSumUntold, At::kUntold, At::kReduced, At::kApplied}) {
+    SCOPED_TRACE(static_cast<int>(at));
+    Job job(8, 8,
+            {{2, at, 2, {0, 1}, at != At::kUntold}, {4, at, 1, {0, 1, 3}, false}, {6, at, 0, {3, 0}, false}});
+    std::atomic<int> summed{0}, left_out{0};
+    job.after_step = [&](ElasticRun& run, int, const StepPlace& step) {
+      if (step.step % 2 != 0) return;
+      double sum = 0;
+      const auto all = CountRanks(run, &sum);
+      ASSERT_TRUE(all.ok()) << all.status();
+      EXPECT_TRUE(!*all || sum == 2 || sum == 3) << sum;
+      ++(*all ? summed : left_out);
+    };
+    ExpectAllTrained(job.Run(4, 3), 8, 8, 1e-4);
+    EXPECT_GT(summed, 0);
+    EXPECT_EQ(left_out > 0, at != At::kApplied);
+  }
 }
 
 TEST_F(ElasticRunTest, AGradientThatIsReadyTwiceOrNoneIsAnErrorOfReduce) {

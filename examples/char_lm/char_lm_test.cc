@@ -4,6 +4,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/test_folder.h"
@@ -77,7 +78,7 @@ TEST(Model, GradientsAreThoseOfTheLoss) {
   for (size_t i = 0; i < 100; ++i) text.push_back(static_cast<uint8_t>(i * i % kClasses));
   std::vector<const uint8_t*> windows;
   for (size_t s = 0; s < kSamples; ++s) windows.push_back(text.data() + 7 * s);
-  Model model(kSamples, 1);
+  Model model(1);
   EXPECT_NEAR(model.Forward(windows) / kSamples, std::log(kClasses), 3.0);
 
   std::vector<std::vector<float>> memory;
@@ -108,6 +109,31 @@ TEST(Model, GradientsAreThoseOfTheLoss) {
   }
 }
 
+// The share of a rank changes with the number of ranks.
+TEST(Model, BatchesOfAnySizeFollowEachOther) {
+  std::vector<uint8_t> text;
+  for (size_t i = 0; i < 200; ++i) text.push_back(static_cast<uint8_t>(i * i % kClasses));
+  std::vector<const uint8_t*> windows;
+  for (size_t s = 0; s < 40; ++s) windows.push_back(text.data() + s);
+  const auto learn = [&](Model& model, size_t samples) {
+    const double loss = model.Forward(std::span(windows).first(samples));
+    std::vector<std::vector<float>> memory;
+    std::vector<std::span<float>> gradients;
+    for (const Parameter& parameter : Parameters()) memory.emplace_back(parameter.count(), 7.0f);
+    for (auto& gradient : memory) gradients.push_back(std::span(gradient));
+    model.Backward(gradients, [](size_t) {});
+    return std::pair(loss, memory);
+  };
+  Model model(1);
+  for (const size_t samples : {3, 40, 0, 17, 16}) {
+    Model fresh(1);
+    const auto [loss, gradients] = learn(fresh, samples);
+    const auto [again, equal] = learn(model, samples);
+    EXPECT_EQ(loss, again) << samples;
+    EXPECT_EQ(gradients, equal) << samples;
+  }
+}
+
 // The loss after `steps` of a model that sees one line again and again.
 double LossAfter(int steps, const std::function<void(std::span<float> values, size_t at,
                                                      std::span<const float> gradient, int step)>& descend) {
@@ -116,7 +142,7 @@ double LossAfter(int steps, const std::function<void(std::span<float> values, si
   for (size_t i = 0; i < 300; ++i) text.push_back(static_cast<uint8_t>(line[i % line.size()]) % kClasses);
   std::vector<const uint8_t*> windows;
   for (size_t s = 0; s < 48; ++s) windows.push_back(text.data() + s);
-  Model model(windows.size(), 1);
+  Model model(1);
   std::vector<std::vector<float>> memory;
   std::vector<std::span<float>> gradients;
   for (const Parameter& parameter : Parameters()) memory.emplace_back(parameter.count());
@@ -135,7 +161,7 @@ double LossAfter(int steps, const std::function<void(std::span<float> values, si
 }
 
 TEST(Model, DescendsToTheTextItSaw) {
-  std::vector<float> momentum(Model(1, 1).values().size());
+  std::vector<float> momentum(Model(1).values().size());
   const double loss =
       LossAfter(60, [&](std::span<float> values, size_t at, std::span<const float> gradient, int) {
         Descend(values, std::span(momentum).subspan(at, values.size()), gradient, 0.9f, 1.0f / 48, 0.02f);
@@ -146,7 +172,7 @@ TEST(Model, DescendsToTheTextItSaw) {
 // The descent goes on behind step 30, from where on the mean of squares stays as it is.
 TEST(Model, DescendsByAdam) {
   for (const int measured_steps : {60, 30}) {
-    std::vector<float> momentum(Model(1, 1).values().size()), squares(momentum.size()), before;
+    std::vector<float> momentum(Model(1).values().size()), squares(momentum.size()), before;
     const double loss =
         LossAfter(60, [&](std::span<float> values, size_t at, std::span<const float> gradient, int step) {
           const AdamStep adam{.scale = 1.0f / 48,

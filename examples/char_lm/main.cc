@@ -1,15 +1,15 @@
 // Trains a language model of characters, data-parallel over the ranks of a gtrain job: an example of a model
-// without any framework that uses gtrain::Reducer.
+// without any framework on gtrain::Elastic, whose ranks may come and go.
 //
 //   bible -f gen1:1-rev22:21 | cut -d' ' -f2- > kjv.txt      (Debian's bible-kjv; any text will do)
 //   gtrain launch -n 4 -- build/examples/char_lm --text kjv.txt --compress 'topk density=0.01'
 //
-// The reducer owns the gradients' memory; backward writes there and says of each gradient when it is
+// The run owns the gradients' memory; backward writes there and says of each gradient when it is
 // complete. --compress sends less of them. The part that a step did not send is carried over to the next one
-// (error feedback), and saved with the model; --error-feedback no shows what becomes of a training without.
-// With --momentum-correction yes top-k selects from each rank's momentum (DGC), and the optimiser here has
-// none. --optimizer adam with 'onebit warmup=N' is 1-bit Adam: its variance is that of the warm-up, see
-// Update().
+// (error feedback), to the next generation of ranks, and saved with the model; --error-feedback no shows what
+// becomes of a training without. With --momentum-correction yes top-k selects from each rank's momentum
+// (DGC), and the optimiser here has none. --optimizer adam with 'onebit warmup=N' is 1-bit Adam: its variance
+// is that of the warm-up, see Update().
 #include <gtrain/gtrain.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ namespace {
 constexpr int kExitFailed = 1, kExitUsage = 2;
 constexpr float kMomentum = 0.9f;
 constexpr ptrdiff_t kFirstFew = 5;  // steps in which top-k finds its threshold
-constexpr size_t kValidationWindows = 20'480;
+constexpr int64_t kValidationWindows = 20'480, kValidationBatch = 256;
 
 struct Flags {
   std::string text;
@@ -47,13 +47,15 @@ struct Flags {
   CompressionOptions compress;
   bool error_feedback = true;
   bool momentum_correction = false;
+  bool show_residual = false;
 };
 
 constexpr char kUsage[] =
     "usage: char_lm --text FILE [--steps N] [--batch N] [--optimizer sgd|adam] [--lr X] [--seed N]\n"
     "               [--max-loss X] [--compress WORDS] [--error-feedback yes|no]\n"
-    "               [--momentum-correction no|yes]\n"
+    "               [--momentum-correction no|yes] [--show-residual no|yes]\n"
     "  --batch is the global batch; --max-loss makes the exit code 1 when the validation loss is above it.\n"
+    "  --show-residual: what error feedback holds back, before and behind each change of ranks.\n"
     "  --compress: as in a job file, for example 'topk density=0.01 warmup=100', onebit, powersgd, fp16.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- char_lm ...`.\n";
 
@@ -105,6 +107,8 @@ Result<Flags> ParseFlags(const std::vector<std::string>& args) {
       ok = ParseYesNo(value, &flags.error_feedback);
     } else if (name == "--momentum-correction") {
       ok = ParseYesNo(value, &flags.momentum_correction);
+    } else if (name == "--show-residual") {
+      ok = ParseYesNo(value, &flags.show_residual);
     } else {
       return Wrong("unknown flag " + name);
     }
@@ -121,149 +125,125 @@ Result<Flags> ParseFlags(const std::vector<std::string>& args) {
   return flags;
 }
 
-// Saved with the parameters: what the step of a checkpoint means.
-struct Recipe {
-  int64_t batch = 0;
-  int64_t seed = 0;
-};
-
+// Trains on one rank, whichever ranks there are.
 class Trainer {
  public:
-  Trainer(const Flags& flags, const Session& session, Communicator* comm, Text text)
-      : flags_(flags),
-        session_(session),
-        comm_(comm),
-        text_(std::move(text)),
-        model_(static_cast<size_t>((flags.batch + comm->size() - 1) / comm->size()),
-               static_cast<uint64_t>(flags.seed)),
-        momentum_(model_.values().size()),
-        squares_(flags.adam ? momentum_.size() : 0),
-        reducer_(MakeReducer(flags, *comm)),
-        recipe_{flags.batch, flags.seed} {
-    for (size_t i = 0; i < Parameters().size(); ++i) gradients_.push_back(reducer_.gradient(i));
-  }
+  // `text` and `model` outlive `run`, and this does what the run does.
+  Trainer(Elastic& run, const Flags& flags, const Text& text, Model& model);
 
-  // All below throws Error.
-  void RegisterAndRestore(Checkpointer* checkpointer);
-  // Trains until the last step, or until all ranks agreed to stop (then `stopped()`).
-  void Run();
+  Status Train();
   // The mean loss over the validation part, in nats a character.
-  double ValidationLoss();
-  bool stopped() const { return stopped_; }
+  Result<double> ValidationLoss();
   // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
   void SaySelected() const;
 
  private:
-  static Reducer MakeReducer(const Flags& flags, const Communicator& comm);
-  void Step();
-  void Update(const ReducedStep& reduced);
+  Status OneStep(Step& step);
+  void Update(const Step& step) noexcept;
+  void SayResidual(const Step& step);
 
+  Elastic& run_;
   const Flags& flags_;
-  const Session& session_;
-  Communicator* const comm_;
-  Checkpointer* checkpointer_ = nullptr;
-  const Text text_;
-  Model model_;
-  std::vector<float> momentum_;
-  std::vector<float> squares_;  // Adam's
-  int64_t measured_ = 0;        // the steps in which they were
-  Reducer reducer_;
-  std::vector<std::span<float>> gradients_;  // the reducer's memory
-  Recipe recipe_;
-  int64_t step_ = 0;
-  double loss_ = 0;
+  const Text& text_;
+  Model& model_;
+  const std::span<float> momentum_, squares_;  // the latter of Adam
+  const std::span<int64_t> measured_;          // one: the steps in which squares_ were
+  ElasticGradients& reduced_;
+  std::vector<std::span<float>> gradients_;  // its memory
   std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
-  bool stopped_ = false;
+  bool began_ = false;
+  std::optional<double> held_back_;  // behind the last step
+  uint64_t generation_ = 0;          // in which the last step was computed
 };
 
-Reducer Trainer::MakeReducer(const Flags& flags, const Communicator& comm) {
-  std::vector<GradientSpec> specs;
-  for (const Parameter& parameter : Parameters())
-    specs.push_back({parameter.name, parameter.count(), parameter.shape()});
-  return Reducer::Create(comm, specs, {.compression = flags.compress}).value();
+std::vector<std::vector<int64_t>> Shapes() {
+  std::vector<std::vector<int64_t>> shapes;
+  for (const Parameter& parameter : Parameters()) shapes.push_back(parameter.shape());
+  return shapes;
 }
 
-void Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
-  checkpointer_ = checkpointer;
-  checkpointer->AddReplicated("model", model_.values()).ThrowIfError();
-  checkpointer->AddReplicated("momentum", momentum_).ThrowIfError();
-  if (flags_.adam) {
-    checkpointer->AddReplicated("squares", squares_).ThrowIfError();
-    checkpointer->AddReplicated("measured", std::span(&measured_, 1)).ThrowIfError();
-  }
-  checkpointer->AddReplicated("recipe", {&recipe_, sizeof(recipe_)}, {2}, DType::kInt64).ThrowIfError();
-  checkpointer->AddReducer(reducer_).ThrowIfError();
-  const std::optional<RestoredStep> restored = checkpointer->Restore().value();
-  if (!restored) return;
-  step_ = restored->step;
-  if (recipe_.batch != flags_.batch || recipe_.seed != flags_.seed) {
-    Status(StatusCode::kFailedPrecondition,
-           "the checkpoint was trained with --batch " + std::to_string(recipe_.batch) + " --seed " +
-               std::to_string(recipe_.seed) +
-               ": pass the same, or start over with another checkpoint directory")
-        .ThrowIfError();
-  }
-  if (session_.rank() == 0) std::printf("resumed at step %" PRId64 "\n", step_);
+constexpr auto kZeros = [](auto all) { std::ranges::fill(all, 0); };
+
+Trainer::Trainer(Elastic& run, const Flags& flags, const Text& text, Model& model)
+    : run_(run),
+      flags_(flags),
+      text_(text),
+      model_(model),
+      momentum_(run.Replicated<float>("momentum", model.values().size(), kZeros)),
+      squares_(flags.adam ? run.Replicated<float>("squares", momentum_.size(), kZeros) : std::span<float>()),
+      measured_(run.Replicated<int64_t>("measured", 1, kZeros)),
+      reduced_(run.ReduceTensors(Shapes())) {
+  run.Replicated("model", model.values());
+  for (size_t i = 0; i < reduced_.size(); ++i) gradients_.push_back(reduced_[i]);
+  // For a run outside gtrain; what the job file says wins.
+  run.Checkpoint({.uri = "ckpt/char_lm", .every_steps = 500});
+  run.Compress(flags.compress);
 }
 
-void Trainer::Run() {
-  // Broadcasts the same values to all ranks, whatever the machines' standard libraries make of a seed.
-  comm_->Broadcast(model_.values()).ThrowIfError();
-  while (step_ < flags_.steps && !stopped_) {
-    Step();
-    if (session_.rank() == 0 && (step_ % 100 == 0 || step_ == flags_.steps)) {
-      std::printf("step %" PRId64 "/%" PRId64 " loss %.4f\n", step_, flags_.steps, loss_);
-    }
-    stopped_ = checkpointer_->SaveIfDue(step_).value().stop;
-  }
-  // The last state is worth keeping whatever the interval.
-  checkpointer_->Commit(step_).ThrowIfError();
+// Each batch is drawn anew, so an epoch is one of them: sample i is the i-th window of its step.
+Status Trainer::Train() {
+  const auto batches = run_.Samples({.samples = flags_.batch,
+                                     .epochs = flags_.steps,
+                                     .global_batch = flags_.batch,
+                                     .seed = static_cast<uint64_t>(flags_.seed),
+                                     .shuffle = false});
+  return run_.Train(batches, [&](Step& step) { return OneStep(step); });
 }
 
-void Trainer::Step() {
-  // This rank's share of the global batch, at any number of ranks.
-  const int64_t begin = flags_.batch * comm_->rank() / comm_->size();
-  const int64_t end = flags_.batch * (comm_->rank() + 1) / comm_->size();
+Status Trainer::OneStep(Step& step) {
+  const bool leader = run_.session().rank() == 0;
+  if (!std::exchange(began_, true) && step.number() > 1 && leader)
+    std::printf("resumed at step %" PRId64 "\n", step.number() - 1);
+  if (flags_.show_residual) SayResidual(step);
   std::vector<const uint8_t*> windows;
-  for (int64_t i = begin; i < end; ++i) {
-    windows.push_back(text_.classes.data() +
-                      SamplePosition(static_cast<uint64_t>(flags_.seed), step_, i, text_.train - kContext));
+  for (const int64_t i : step.samples()) {
+    windows.push_back(text_.classes.data() + SamplePosition(static_cast<uint64_t>(flags_.seed),
+                                                            step.number() - 1, i, text_.train - kContext));
   }
-  double loss = model_.Forward(windows);
-  model_.Backward(gradients_, [&](size_t i) { reducer_.Ready(i).ThrowIfError(); });
-  comm_->AllReduce(std::span(&loss, 1)).ThrowIfError();
-  const ReducedStep reduced = reducer_.Finish().value();
-  if (const Selected& selected = reduced.selected; selected.wanted > 0) {
+  const double loss = model_.Forward(windows);
+  model_.Backward(gradients_, [&](size_t i) { reduced_.Ready(i); });
+  const Status applied = step.Apply(reduced_, loss, [&]() noexcept { Update(step); });
+  if (!applied.ok()) return applied;
+  if (const Selected selected = step.reduced().selected; selected.wanted > 0)
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
+  if (flags_.show_residual) held_back_ = run_.residual().value().norm;
+  if (leader && (step.number() % 100 == 0 || step.number() == step.steps())) {
+    std::printf("step %" PRId64 "/%" PRId64 " loss %.4f\n", step.number(), step.steps(),
+                step.loss().value_or(NAN));
   }
-  loss_ = loss / static_cast<double>(flags_.batch);
-  Update(reduced);
-  ++step_;
-  session_.Report({.step = step_, .loss = loss_, .samples = end - begin});
+  return Status();
 }
 
 // Half a cosine of learning rate. All ranks hold the same bits before and after.
-void Trainer::Update(const ReducedStep& reduced) {
-  const double done = static_cast<double>(step_) / static_cast<double>(flags_.steps);
+void Trainer::Update(const Step& step) noexcept {
+  const double done = static_cast<double>(step.number() - 1) / static_cast<double>(step.steps());
   const auto rate = static_cast<float>(flags_.lr * 0.5 * (1 + std::cos(std::numbers::pi * done)));
-  // The gradient is the mean over ranks of sums over samples.
-  const auto scale = static_cast<float>(comm_->size() / static_cast<double>(flags_.batch));
   const float factor = flags_.momentum_correction ? 0 : kMomentum;
   // The square of a gradient that was taken out of a compressed momentum is mostly what compression lost.
-  const bool measures = !reduced.momentum_travelled || measured_ == 0;
-  if (flags_.adam && measures) ++measured_;
-  const AdamStep adam{scale, rate, measures, step_ + 1, measured_};
+  const bool measures = !step.reduced().momentum_travelled || measured_[0] == 0;
+  if (measures) ++measured_[0];
+  const AdamStep adam{.rate = rate, .measures = measures, .steps = step.number(), .measured = measured_[0]};
   size_t at = 0;
   for (const std::span<float> gradient : gradients_) {
     const std::span<float> values = model_.values().subspan(at, gradient.size());
-    const std::span<float> momentum = std::span(momentum_).subspan(at, gradient.size());
+    const std::span<float> momentum = momentum_.subspan(at, gradient.size());
     if (flags_.adam) {
-      DescendByAdam(values, momentum, std::span(squares_).subspan(at, gradient.size()), gradient, adam);
+      DescendByAdam(values, momentum, squares_.subspan(at, gradient.size()), gradient, adam);
     } else {
-      Descend(values, momentum, gradient, factor, scale, rate);
+      Descend(values, momentum, gradient, factor, 1, rate);
     }
     at += gradient.size();
   }
+}
+
+// What compression held back goes from generation to generation with its rank.
+void Trainer::SayResidual(const Step& step) {
+  const uint64_t generation = run_.session().generation();
+  if (std::exchange(generation_, generation) == generation || !held_back_) return;
+  const Elastic::Residual now = run_.residual().value();
+  std::printf("step %" PRId64 ", generation %" PRIu64
+              " of %d rank(s): %.6g of %.6g held back goes on here, %" PRId64 " rank(s) took theirs along\n",
+              step.number(), generation, run_.session().world_size(), now.norm, *held_back_, now.lost);
 }
 
 void Trainer::SaySelected() const {
@@ -274,69 +254,65 @@ void Trainer::SaySelected() const {
               shares.front(), shares.back(), shares[shares.size() / 2], shares.size());
 }
 
-double Trainer::ValidationLoss() {
-  const size_t rank = static_cast<size_t>(comm_->rank()), ranks = static_cast<size_t>(comm_->size());
-  const size_t most = static_cast<size_t>(flags_.batch + comm_->size() - 1) / ranks;
-  const size_t positions = text_.classes.size() - text_.train - kContext;
-  double loss = 0;
-  std::vector<const uint8_t*> windows;
-  for (size_t i = rank; i < kValidationWindows; i += ranks) {
-    windows.push_back(text_.classes.data() + text_.train + positions * i / kValidationWindows);
-    if (windows.size() < most && i + ranks < kValidationWindows) continue;
-    loss += model_.Forward(windows);
-    windows.clear();
-  }
-  comm_->AllReduce(std::span(&loss, 1)).ThrowIfError();
-  return loss / static_cast<double>(kValidationWindows);
+Result<double> Trainer::ValidationLoss() {
+  const auto positions = static_cast<int64_t>(text_.classes.size() - text_.train - kContext);
+  const Result<double> loss = run_.Evaluate(kValidationWindows, [&](int64_t begin, int64_t end) {
+    double sum = 0;
+    while (begin < end) {
+      std::vector<const uint8_t*> windows;
+      for (; begin < end && std::ssize(windows) < kValidationBatch; ++begin)
+        windows.push_back(text_.classes.data() + text_.train + positions * begin / kValidationWindows);
+      sum += model_.Forward(windows);
+    }
+    return sum;
+  });
+  if (!loss.ok()) return loss.status();
+  return *loss / static_cast<double>(kValidationWindows);
 }
 
-int TrainMain(const Flags& flags) {
+Status TrainText(Elastic& run, const Flags& flags, const Text& text, Model& model) {
   const auto began = std::chrono::steady_clock::now();
-  Text text = ReadText(flags.text, kClasses).value();
-  const Session session = Session::Join().value();
-  Communicator comm = Communicator::Create(session).value();
-  Trainer trainer(flags, session, &comm, std::move(text));
-  // These values are for a run outside gtrain; under gtrain the job file's uri and interval win.
-  Checkpointer checkpointer =
-      Checkpointer::Open(session, {.uri = "ckpt/char_lm", .every_steps = 500}).value();
-  trainer.RegisterAndRestore(&checkpointer);
-  trainer.Run();
-  const bool leader = session.rank() == 0;
-  if (trainer.stopped()) {
-    if (leader) std::printf("stopped as asked; the state is saved\n");
-    return 0;
+  Trainer trainer(run, flags, text, model);
+  if (const Status trained = trainer.Train(); !trained.ok()) return trained;
+  if (run.stopped()) {
+    if (run.session().rank() == 0) std::printf("stopped as asked; the state is saved\n");
+    return Status();
   }
-  const double loss = trainer.ValidationLoss();
-  if (leader) {
+  const Result<double> loss = trainer.ValidationLoss();
+  if (!loss.ok()) return loss.status();
+  if (run.session().rank() == 0) {
     trainer.SaySelected();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-    std::printf("validation loss %.4f after %" PRId64 " steps on %d rank(s) in %.1f s\n", loss, flags.steps,
-                comm.size(), took.count());
+    std::printf("validation loss %.4f after %" PRId64 " steps on %d rank(s) in %.1f s\n", *loss, flags.steps,
+                run.session().world_size(), took.count());
   }
-  if (flags.max_loss == 0 || loss <= flags.max_loss) return 0;
-  if (leader) std::fprintf(stderr, "char_lm: the loss is above --max-loss %.3f\n", flags.max_loss);
-  return kExitFailed;
+  // A loss that is not a number is above it, too.
+  if (flags.max_loss == 0 || *loss <= flags.max_loss) return Status();
+  return Status(StatusCode::kFailedPrecondition, "the validation loss is above --max-loss");
 }
 
 }  // namespace
 }  // namespace gtrain::examples
 
 int main(int argc, char** argv) {
+  using namespace gtrain::examples;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines reach the log as they happen
   const std::vector<std::string> args(argv + 1, argv + argc);
   if (args.size() == 1 && (args[0] == "--help" || args[0] == "-h")) {
-    std::fputs(gtrain::examples::kUsage, stdout);
+    std::fputs(kUsage, stdout);
     return 0;
   }
-  gtrain::Result<gtrain::examples::Flags> flags = gtrain::examples::ParseFlags(args);
+  const gtrain::Result<Flags> flags = ParseFlags(args);
   if (!flags.ok()) {
-    std::fprintf(stderr, "char_lm: %s\n%s", flags.status().message().c_str(), gtrain::examples::kUsage);
-    return gtrain::examples::kExitUsage;
+    std::fprintf(stderr, "char_lm: %s\n%s", flags.status().message().c_str(), kUsage);
+    return kExitUsage;
   }
-  try {
-    return gtrain::examples::TrainMain(*flags);
-  } catch (const gtrain::Error& error) {
-    std::fprintf(stderr, "char_lm: %s\n", error.status().message().c_str());
-    return error.status().exit_code();  // 75 when another rank was lost: gtrain starts the next generation
+  // Before Main: a process that comes up beside the others has all this when it joins, and nobody waits.
+  const gtrain::Result<Text> text = ReadText(flags->text, kClasses);
+  if (!text.ok()) {
+    std::fprintf(stderr, "char_lm: %s\n", text.status().message().c_str());
+    return kExitFailed;
   }
+  Model model(static_cast<uint64_t>(flags->seed));
+  return gtrain::Main(argc, argv, [&](gtrain::Elastic& run) { return TrainText(run, *flags, *text, model); });
 }

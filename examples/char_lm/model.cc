@@ -35,7 +35,7 @@ const std::vector<Parameter>& Parameters() {
   return *all;
 }
 
-Model::Model(size_t samples_max, uint64_t seed) : batch_((samples_max + kVector - 1) / kVector * kVector) {
+Model::Model(uint64_t seed) {
   size_t total = 0;
   for (const Parameter& parameter : Parameters()) {
     offsets_.push_back(total);
@@ -51,12 +51,20 @@ Model::Model(size_t samples_max, uint64_t seed) : batch_((samples_max + kVector 
     std::normal_distribution<float> normal(0, deviation);
     for (size_t j = 0; j < parameter.count(); ++j) value(i)[j] = normal(random);
   }
-  for (size_t layer = 0; layer <= kLayers; ++layer) layers_[layer].resize(kWidths[layer] * batch_);
+}
+
+// As narrow as the samples allow: all loops run along whole rows.
+void Model::Fit(size_t samples) {
+  const size_t batch = std::max<size_t>(1, (samples + kVector - 1) / kVector) * kVector;
+  if (batch == batch_) return;
+  batch_ = batch;
+  for (size_t layer = 0; layer <= kLayers; ++layer) layers_[layer].assign(kWidths[layer] * batch_, 0);
   const size_t widest = std::max({kInputs, kHidden, kClasses}) * batch_;
-  for (auto* memory : {&gradient_, &next_gradient_, &turned_}) memory->resize(widest);
+  for (auto* memory : {&gradient_, &next_gradient_, &turned_}) memory->assign(widest, 0);
 }
 
 double Model::Forward(std::span<const uint8_t* const> windows) {
+  Fit(windows.size());
   windows_.assign(windows.begin(), windows.end());
   for (size_t s = 0; s < windows.size(); ++s) {
     for (size_t c = 0; c < kContext; ++c) {

@@ -26,13 +26,13 @@ const std::vector<Parameter>& Parameters();
 // Not thread-safe: activations are kept from Forward to Backward.
 class Model {
  public:
-  Model(size_t samples_max, uint64_t seed);
+  explicit Model(uint64_t seed);
 
   // The parameters one after the other, the caller's to change between steps.
   std::span<float> values() { return std::span(values_); }
 
-  // A window is kContext classes and the one that follows. At most samples_max of them. Returns the sum of
-  // the losses in nats.
+  // A window is kContext classes and the one that follows. Any number of them, perhaps none; memory is made
+  // anew when it is quite another one than the last time. Returns the sum of the losses in nats.
   double Forward(std::span<const uint8_t* const> windows);
 
   // Computes the gradients of the last Forward: gradients[i] becomes the sum over its samples. The last
@@ -40,14 +40,15 @@ class Model {
   void Backward(std::span<const std::span<float>> gradients, const std::function<void(size_t)>& ready);
 
  private:
+  void Fit(size_t samples);
   float* value(size_t index) { return values_.data() + offsets_[index]; }
 
   std::vector<float> values_;
   std::vector<size_t> offsets_;
   // Activations and their gradients are [feature][sample], so that all loops run along the samples. `batch_`
-  // is their row length: samples_max rounded up to whole vectors. Elements beyond the samples are zero in
+  // is their row length: samples rounded up to whole vectors. Elements beyond the samples are zero in
   // gradients.
-  const size_t batch_;
+  size_t batch_ = 0;
   std::vector<const uint8_t*> windows_;
   std::array<std::vector<float>, 4> layers_;  // inputs, two hidden layers, probabilities
   std::vector<float> gradient_, next_gradient_, turned_;

@@ -1,21 +1,19 @@
-// Trains a small convolutional network on Fashion-MNIST, data-parallel over the ranks of a gtrain job.
+// Trains a small convolutional network on Fashion-MNIST, data-parallel over whatever ranks a gtrain job has.
 //
-// The whole recipe of a program that uses the SDK:
-//   1. join the session, make a communicator;
-//   2. register the state, and where training is in its data, with a checkpointer and restore the newest
-//   commit;
-//   3. every step: the ledger's share of samples, their gradients, which a reducer averages while backward
-//   goes
-//      on, one identical update, SaveIfDue, Report;
-//   4. a collective that returns Unavailable means another rank was lost: exit 75 and let gtrain start the
-//   next generation.
-// Parameters and momentum live in flat buffers, so that the optimiser is a few vector operations; gradients
-// live in the reducer's memory. They are sums over samples divided by the global batch, which is why the
-// result does not depend on the number of ranks beyond rounding. --compress sends less of them: what a step
+// The whole recipe of a program of libtorch on gtrain::Elastic:
+//   1. load the data and make the network, before the ranks meet;
+//   2. register what all ranks hold alike: parameters, momentum;
+//   3. every step: this rank's samples, their gradients, which leave while backward goes on, and one update
+//      that is the same everywhere. Who comes and goes between two steps, or within one, is no business of
+//      the program, nor are checkpoints and stops.
+// Parameters and momentum live in flat buffers, so that the optimiser is a few vector operations; backward
+// writes into the gradients' memory. The mean is over the samples of the whole batch, which is why the result
+// does not depend on the number of ranks beyond rounding. --compress sends less of the gradients: what a step
 // did not send is carried over to the next one, and saved with the model.
 #include <gtrain/gtrain.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -24,9 +22,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -50,15 +48,20 @@ struct Flags {
   std::string data = "/usr/share/datasets/fashion-mnist";
   int64_t seed = 1;
   double min_accuracy = 0;
+  std::string trace;
   CompressionOptions compress;
 };
 
 constexpr char kUsage[] =
     "usage: fashion_mnist [--epochs N] [--batch N] [--lr X] [--data DIR] [--seed N] [--min-accuracy X]\n"
+    "                     [--trace DIR]\n"
     "                     [--compress "
     "none|fp16|bf16|int8|fp8|onebit|topk|topk:DENSITY|powersgd|powersgd:RANK]\n"
     "  --batch is the global batch; --min-accuracy makes the exit code 1 when the test accuracy is below "
     "it.\n"
+    "  --trace: DIR/trained.PID gets a line an update: generation, step, nanoseconds of the monotonic "
+    "clock,\n"
+    "  how often this process computed the step.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- fashion_mnist`.\n";
 
 template <typename Number>
@@ -108,6 +111,8 @@ Result<Flags> ParseFlags(const std::vector<std::string>& args) {
       ok = ParseNumber(value, &flags.seed);
     } else if (name == "--min-accuracy") {
       ok = ParseNumber(value, &flags.min_accuracy) && flags.min_accuracy <= 1;
+    } else if (name == "--trace") {
+      flags.trace = value;
     } else if (name == "--compress") {
       ok = ParseCompress(value, &flags.compress);
     } else {
@@ -164,71 +169,35 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Everything below throws: Error, or what torch throws.
-class Trainer {
- public:
-  Trainer(const Flags& flags, const Session& session, Communicator* comm, Split train)
-      : flags_(flags),
-        session_(session),
-        comm_(comm),
-        train_(std::move(train)),
-        data_(Samples::Open(session, {.samples = train_.size(),
-                                      .epochs = flags.epochs,
-                                      .global_batch = flags.batch,
-                                      .seed = static_cast<uint64_t>(flags.seed)})
-                  .value()) {
-    Flatten();
-    MakeReducer();
+// The network and its optimiser, in flat buffers that the network works on views of.
+struct Model {
+  Net net;
+  torch::Tensor params, momentum;
+
+  Model() {
+    int64_t total = 0;
+    for (const torch::Tensor& p : net->parameters()) total += p.numel();
+    params = torch::empty({total});
+    momentum = torch::zeros({total});
+    torch::NoGradGuard no_grad;
+    int64_t at = 0;
+    for (torch::Tensor& p : net->parameters()) {
+      torch::Tensor place = params.narrow(0, at, p.numel()).view(p.sizes());
+      place.copy_(p);
+      p.set_data(place);
+      at += p.numel();
+    }
   }
-
-  void RegisterAndRestore(Checkpointer* checkpointer);
-  // Trains until the last step, or until all ranks agreed to stop (then `stopped()`).
-  void Run();
-  double TestAccuracy(const Split& test);
-  // Milliseconds of a step of this run, saves included.
-  double step_milliseconds() const { return step_milliseconds_; }
-  bool stopped() const { return stopped_; }
-  // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
-  void SaySelected() const;
-
- private:
-  void Flatten();
-  void MakeReducer();
-  void Step();
-  void Update(int64_t global_batch);
-  double LearningRate() const;
-
-  const Flags& flags_;
-  const Session& session_;
-  Communicator* const comm_;
-  const Split train_;
-  Samples data_;
-  Net net_;
-  torch::Tensor params_, momentum_;  // flat
-  std::optional<Reducer> reducer_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // keep the hooks alive
-  Checkpointer* checkpointer_ = nullptr;
-  int64_t step_ = 0;  // applied since the beginning
-  double loss_ = 0;
-  std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
-  bool stopped_ = false;
-  double step_milliseconds_ = 0;
 };
 
-// Moves every parameter into the flat buffer; the network then works on views of it.
-void Trainer::Flatten() {
-  int64_t total = 0;
-  for (const torch::Tensor& p : net_->parameters()) total += p.numel();
-  params_ = torch::empty({total});
-  momentum_ = torch::zeros({total});
-  torch::NoGradGuard no_grad;
-  int64_t at = 0;
-  for (torch::Tensor& p : net_->parameters()) {
-    torch::Tensor place = params_.narrow(0, at, p.numel()).view(p.sizes());
-    place.copy_(p);
-    p.set_data(place);
-    at += p.numel();
-  }
+std::span<float> MemoryOf(const torch::Tensor& tensor) {
+  return {tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel())};
+}
+
+std::vector<std::vector<int64_t>> ShapesOf(const Net& net) {
+  std::vector<std::vector<int64_t>> shapes;
+  for (const torch::Tensor& p : net->parameters()) shapes.push_back(p.sizes().vec());
+  return shapes;
 }
 
 // Runs after autograd added to a gradient.
@@ -245,105 +214,127 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
   const std::function<void()> ready_;
 };
 
-void Trainer::MakeReducer() {
-  std::vector<GradientSpec> specs;
-  for (const auto& p : net_->named_parameters()) {
-    specs.push_back({p.key(), static_cast<size_t>(p.value().numel()), p.value().sizes().vec()});
-  }
-  reducer_ = Reducer::Create(*comm_, specs, {.compression = flags_.compress}).value();
-  std::vector<torch::Tensor> params = net_->parameters();
+// Trains on one rank, whichever ranks there are. What torch throws ends the process.
+class Trainer {
+ public:
+  // `train` and `model` outlive `run`, and this does what the run does.
+  Trainer(Elastic& run, const Flags& flags, const Split& train, Model& model);
+
+  Status Train();
+  Result<double> TestAccuracy(const Split& test);
+  // Milliseconds of a step of this process, saves included.
+  double step_milliseconds() const;
+  // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
+  void SaySelected() const;
+
+ private:
+  Status OneStep(Step& step);
+  double AddGradients(std::span<const int64_t> samples);
+  void Trace(const Step& step);
+  void Update(const Step& step) noexcept;
+
+  Elastic& run_;
+  const Flags& flags_;
+  const Split& train_;
+  Model& model_;
+  ElasticGradients& gradients_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // keep the hooks alive
+  std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
+  int64_t steps_ = 0;           // of this process
+  int64_t tries_ = 0;           // to make the next one
+  std::ofstream trace_;
+  std::chrono::steady_clock::time_point began_, ended_;
+};
+
+Trainer::Trainer(Elastic& run, const Flags& flags, const Split& train, Model& model)
+    : run_(run),
+      flags_(flags),
+      train_(train),
+      model_(model),
+      gradients_(run.ReduceTensors(ShapesOf(model.net))) {
+  for (const auto& p : model.net->named_parameters())
+    run.Replicated("model/" + p.key(), MemoryOf(p.value()), p.value().sizes().vec());
+  run.Replicated("optimizer/momentum", MemoryOf(model.momentum));
+  // For a run outside gtrain; what the job file says wins.
+  run.Checkpoint({.uri = "ckpt/fashion_mnist", .every_steps = 100});
+  run.Compress(flags.compress);
+  if (!flags.trace.empty()) trace_.open(flags.trace + "/trained." + std::to_string(getpid()));
+  std::vector<torch::Tensor> params = model.net->parameters();
   for (size_t i = 0; i < params.size(); ++i) {
-    params[i].mutable_grad() = torch::from_blob(reducer_->gradient(i).data(), params[i].sizes());
+    params[i].mutable_grad() = torch::from_blob(gradients_[i].data(), params[i].sizes());
     torch::autograd::impl::grad_accumulator(params[i])->add_post_hook(
-        std::make_unique<ReadyHook>([this, i] { reducer_->Ready(i).ThrowIfError(); }));
+        std::make_unique<ReadyHook>([this, i] { gradients_.Ready(i); }));
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(params[i]));
   }
 }
 
-void Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
-  checkpointer_ = checkpointer;
-  const auto memory = [](const torch::Tensor& t) { return Memory{t.data_ptr(), t.nbytes()}; };
-  for (const auto& p : net_->named_parameters()) {
-    checkpointer
-        ->AddReplicated("model/" + p.key(), memory(p.value()), p.value().sizes().vec(), DType::kFloat32)
-        .ThrowIfError();
-  }
-  checkpointer->AddReplicated("optimizer/momentum", memory(momentum_), {momentum_.numel()}, DType::kFloat32)
-      .ThrowIfError();
-  data_.AddTo(*checkpointer).ThrowIfError();
-  checkpointer->AddReducer(*reducer_).ThrowIfError();
-
-  const std::optional<RestoredStep> restored = checkpointer->Restore().value();
-  if (!restored) return;
-  step_ = restored->step;
-  if (session_.rank() == 0) std::printf("resumed at step %" PRId64 "\n", step_);
+Status Trainer::Train() {
+  const auto data = run_.Samples({.samples = train_.size(),
+                                  .epochs = flags_.epochs,
+                                  .global_batch = flags_.batch,
+                                  .seed = static_cast<uint64_t>(flags_.seed)});
+  return run_.Train(data, [&](Step& step) { return OneStep(step); });
 }
 
-void Trainer::Run() {
-  // Equal seeds already make equal replicas; the broadcast makes that independent of torch's generators.
-  comm_->Broadcast(params_.data_ptr(), static_cast<size_t>(params_.numel()), DType::kFloat32, 0)
-      .ThrowIfError();
-  const auto began = std::chrono::steady_clock::now();
-  const int64_t first = step_;
-  while (!data_.done() && !stopped_) {
-    const int64_t epoch = data_.epoch();
-    Step();
-    if (session_.rank() == 0 && (step_ % 50 == 0 || data_.done())) {
-      std::printf("step %" PRId64 "/%" PRId64 " epoch %" PRId64 " loss %.4f\n", step_, data_.steps(),
-                  epoch + 1, loss_);
-    }
-    stopped_ = checkpointer_->SaveIfDue(step_).value().stop;  // all ranks stop after the same step
+Status Trainer::OneStep(Step& step) {
+  const bool leader = run_.session().rank() == 0;
+  if (steps_ == 0) {
+    began_ = std::chrono::steady_clock::now();
+    if (step.number() > 1 && leader) std::printf("resumed at step %" PRId64 "\n", step.number() - 1);
   }
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
-  step_milliseconds_ = took.count() / static_cast<double>(std::max<int64_t>(1, step_ - first));
-  // The last state is worth keeping whatever the interval: the end of training, or what the user asked to
-  // save.
-  checkpointer_->Commit(step_).ThrowIfError();
-}
-
-void Trainer::Step() {
-  const int64_t global_batch = data_.batch();
-  std::vector<int64_t> mine = data_.Next();
-  const auto share = static_cast<int64_t>(mine.size());
-  for (torch::Tensor& p : net_->parameters()) p.mutable_grad().zero_();
-  float sum = 0;
-  if (share > 0) {  // with more ranks than samples in a short last batch some have none
-    torch::Tensor index = torch::from_blob(mine.data(), {share}, torch::kInt64);
-    torch::Tensor logits = net_(Normalise(train_.images.index_select(0, index)));
-    torch::Tensor loss = torch::nn::functional::cross_entropy(
-        logits, train_.labels.index_select(0, index),
-        torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
-    loss.backward();
-    sum = loss.item<float>();
-  }
-  comm_->AllReduce(std::span(&sum, 1)).ThrowIfError();
-  const ReducedStep reduced = reducer_->Finish().value();
-  if (const Selected& selected = reduced.selected; selected.wanted > 0) {
+  ++tries_;
+  // With more ranks than samples in a short last batch some have none.
+  const double loss = step.samples().empty() ? 0 : AddGradients(step.samples());
+  const Status applied = step.Apply(gradients_, loss, [&]() noexcept { Update(step); });
+  if (!applied.ok()) return applied;
+  ++steps_;
+  ended_ = std::chrono::steady_clock::now();
+  Trace(step);
+  if (const Selected selected = step.reduced().selected; selected.wanted > 0)
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
+  if (leader && (step.number() % 50 == 0 || step.number() == step.steps())) {
+    std::printf("step %" PRId64 "/%" PRId64 " epoch %" PRId64 " loss %.4f\n", step.number(), step.steps(),
+                step.epoch() + 1, step.loss().value_or(NAN));
   }
-  loss_ = sum / static_cast<double>(global_batch);
-  Update(global_batch);
-  ++step_;
-  session_.Report({.step = step_, .loss = loss_, .samples = share});
+  return Status();
+}
+
+void Trainer::Trace(const Step& step) {
+  const auto tries = std::exchange(tries_, 0);
+  if (!trace_.is_open()) return;
+  trace_ << run_.session().generation() << " " << step.number() << " "
+         << std::chrono::nanoseconds(ended_.time_since_epoch()).count() << " " << tries << std::endl;
+}
+
+// Backward adds them to the gradients' memory; returns the sum of the losses.
+double Trainer::AddGradients(std::span<const int64_t> samples) {
+  std::vector<int64_t> numbers(samples.begin(), samples.end());
+  torch::Tensor index = torch::from_blob(numbers.data(), {std::ssize(numbers)}, torch::kInt64);
+  torch::Tensor logits = model_.net(Normalise(train_.images.index_select(0, index)));
+  torch::Tensor loss = torch::nn::functional::cross_entropy(
+      logits, train_.labels.index_select(0, index),
+      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+  loss.backward();
+  return loss.item<float>();
 }
 
 // SGD with momentum. All ranks hold the same bits before and after.
-void Trainer::Update(int64_t global_batch) {
+void Trainer::Update(const Step& step) noexcept {
   torch::NoGradGuard no_grad;
-  const double samples = static_cast<double>(global_batch) / comm_->size();  // gradients are means over ranks
-  momentum_.mul_(kMomentum);
+  model_.momentum.mul_(kMomentum);
   int64_t at = 0;
-  for (const torch::Tensor& p : net_->parameters()) {
-    momentum_.narrow(0, at, p.numel()).add_(p.grad().view({-1}), 1.0 / samples);
+  for (const torch::Tensor& p : model_.net->parameters()) {
+    model_.momentum.narrow(0, at, p.numel()).add_(p.grad().view({-1}));
     at += p.numel();
   }
-  params_.sub_(momentum_, LearningRate());
+  // Linear decay to a tenth: the last steps settle instead of bouncing.
+  const double done = static_cast<double>(step.number() - 1) / static_cast<double>(step.steps());
+  model_.params.sub_(model_.momentum, flags_.lr * (1 - 0.9 * done));
 }
 
-// Linear decay to a tenth: the last steps settle instead of bouncing.
-double Trainer::LearningRate() const {
-  const double done = static_cast<double>(step_) / static_cast<double>(data_.steps());
-  return flags_.lr * (1 - 0.9 * done);
+double Trainer::step_milliseconds() const {
+  const std::chrono::duration<double, std::milli> took = ended_ - began_;
+  return took.count() / static_cast<double>(std::max<int64_t>(1, steps_));
 }
 
 void Trainer::SaySelected() const {
@@ -354,53 +345,49 @@ void Trainer::SaySelected() const {
               shares.front(), shares.back(), shares[shares.size() / 2], shares.size());
 }
 
-double Trainer::TestAccuracy(const Split& test) {
+Result<double> Trainer::TestAccuracy(const Split& test) {
   torch::NoGradGuard no_grad;
-  const int64_t begin = test.size() * comm_->rank() / comm_->size(),
-                end = test.size() * (comm_->rank() + 1) / comm_->size();
-  int64_t correct = 0;
-  for (int64_t at = begin; at < end; at += 500) {
-    const int64_t n = std::min<int64_t>(500, end - at);
-    torch::Tensor guess = net_(Normalise(test.images.narrow(0, at, n))).argmax(1);
-    correct += guess.eq(test.labels.narrow(0, at, n)).sum().item<int64_t>();
-  }
-  comm_->AllReduce(std::span(&correct, 1)).ThrowIfError();
-  return static_cast<double>(correct) / static_cast<double>(test.size());
+  const Result<double> correct = run_.Evaluate(test.size(), [&](int64_t begin, int64_t end) {
+    int64_t sum = 0;
+    for (int64_t at = begin; at < end; at += 500) {
+      const int64_t n = std::min<int64_t>(500, end - at);
+      torch::Tensor guess = model_.net(Normalise(test.images.narrow(0, at, n))).argmax(1);
+      sum += guess.eq(test.labels.narrow(0, at, n)).sum().item<int64_t>();
+    }
+    return static_cast<double>(sum);
+  });
+  if (!correct.ok()) return correct.status();
+  return *correct / static_cast<double>(test.size());
 }
 
-int TrainMain(const Flags& flags) {
-  // One thread a rank unless the user says otherwise: ranks share the machine's cores.
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) torch::set_num_threads(1);
-  torch::manual_seed(static_cast<uint64_t>(flags.seed));
+Status TrainImages(Elastic& run, const Flags& flags, const Split& train, const Split& test, Model& model) {
   const auto began = std::chrono::steady_clock::now();
-
-  const Session session = Session::Join().value();
-  Communicator comm = Communicator::Create(session).value();
-  Split train = LoadSplit(flags.data, "train");
-  const Split test = LoadSplit(flags.data, "t10k");
-  Trainer trainer(flags, session, &comm, std::move(train));
-  // These values are for a run outside gtrain; under gtrain the job file's uri and interval win.
-  Checkpointer checkpointer =
-      Checkpointer::Open(session, {.uri = "ckpt/fashion_mnist", .every_steps = 100}).value();
-  trainer.RegisterAndRestore(&checkpointer);
-  trainer.Run();
-  const bool leader = session.rank() == 0;
-  if (trainer.stopped()) {
-    if (leader) std::printf("stopped as asked; the state is saved\n");
-    return 0;
+  Trainer trainer(run, flags, train, model);
+  if (const Status trained = trainer.Train(); !trained.ok()) return trained;
+  if (run.stopped()) {
+    if (run.session().rank() == 0) std::printf("stopped as asked; the state is saved\n");
+    return Status();
   }
-
-  const double accuracy = trainer.TestAccuracy(test);
-  if (leader) {
+  const Result<double> accuracy = trainer.TestAccuracy(test);
+  if (!accuracy.ok()) return accuracy.status();
+  if (run.session().rank() == 0) {
     trainer.SaySelected();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     std::printf("test accuracy %.4f after %" PRId64 " epoch(s) on %d rank(s) in %.1f s, %.3f ms a step\n",
-                accuracy, flags.epochs, comm.size(), took.count(), trainer.step_milliseconds());
+                *accuracy, flags.epochs, run.session().world_size(), took.count(),
+                trainer.step_milliseconds());
   }
-  if (accuracy >= flags.min_accuracy) return 0;
-  if (leader)
-    std::fprintf(stderr, "fashion_mnist: accuracy is below --min-accuracy %.3f\n", flags.min_accuracy);
-  return kExitFailed;
+  if (*accuracy >= flags.min_accuracy) return Status();
+  return Status(StatusCode::kFailedPrecondition, "the test accuracy is below --min-accuracy");
+}
+
+int Main(int argc, char** argv, const Flags& flags) {
+  // One thread a rank unless the user says otherwise: ranks share the machine's cores.
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) torch::set_num_threads(1);
+  torch::manual_seed(static_cast<uint64_t>(flags.seed));
+  const Split train = LoadSplit(flags.data, "train"), test = LoadSplit(flags.data, "t10k");
+  Model model;
+  return gtrain::Main(argc, argv, [&](Elastic& run) { return TrainImages(run, flags, train, test, model); });
 }
 
 }  // namespace
@@ -420,11 +407,8 @@ int main(int argc, char** argv) {
     return gtrain::examples::kExitUsage;
   }
   try {
-    return gtrain::examples::TrainMain(*flags);
-  } catch (const gtrain::Error& error) {
-    std::fprintf(stderr, "fashion_mnist: %s\n", error.status().message().c_str());
-    return error.status().exit_code();  // 75 when another rank was lost: gtrain starts the next generation
-  } catch (const std::exception& e) {   // torch throws
+    return gtrain::examples::Main(argc, argv, *flags);
+  } catch (const std::exception& e) {  // torch throws, and a file that cannot be read
     std::fprintf(stderr, "fashion_mnist: %s\n", e.what());
     return gtrain::examples::kExitFailed;
   }

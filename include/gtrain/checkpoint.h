@@ -99,6 +99,23 @@ class ShardingView {
   gtrain_sharding view_;
 };
 
+// As the C interface takes them, without `before_save`. Points into `options`.
+inline gtrain_checkpoint_options CheckpointOptionsOf(const CheckpointOptions& options) {
+  gtrain_checkpoint_options c{};
+  c.size = sizeof(c);
+  c.uri = options.uri.empty() ? nullptr : options.uri.c_str();
+  c.keep = options.keep;
+  c.every_steps = options.every_steps.value_or(0);
+  c.every_seconds = options.every ? std::chrono::duration<double>(*options.every).count() : 0;
+  c.commit_timeout_ms = options.commit_timeout.count();
+  c.lazy = options.lazy;
+  c.verify_replicas = options.verify_replicas.c_str();
+  c.max_rollback = options.max_rollback == 0 ? -1 : options.max_rollback;
+  c.read_only = options.read_only;
+  c.takeover = options.takeover;
+  return c;
+}
+
 // Runs a function of the program for the library, because exceptions must not cross the C interface.
 template <typename Body>
 gtrain_status Guard(Status* failed, Body body) {
@@ -154,18 +171,7 @@ class Checkpointer {
   static Result<Checkpointer> Open(const Session& session, CheckpointOptions options = {}) {
     auto program = std::make_unique<Program>();
     program->before_save = std::move(options.before_save);
-    gtrain_checkpoint_options c{};
-    c.size = sizeof(c);
-    c.uri = options.uri.empty() ? nullptr : options.uri.c_str();
-    c.keep = options.keep;
-    c.every_steps = options.every_steps.value_or(0);
-    c.every_seconds = options.every ? std::chrono::duration<double>(*options.every).count() : 0;
-    c.commit_timeout_ms = options.commit_timeout.count();
-    c.lazy = options.lazy;
-    c.verify_replicas = options.verify_replicas.c_str();
-    c.max_rollback = options.max_rollback == 0 ? -1 : options.max_rollback;
-    c.read_only = options.read_only;
-    c.takeover = options.takeover;
+    gtrain_checkpoint_options c = internal::CheckpointOptionsOf(options);
     if (program->before_save) {
       c.before_save = [](void* user) {
         auto* const p = static_cast<Program*>(user);

@@ -3,6 +3,7 @@
 #include <gtrain/checkpoint.h>
 #include <gtrain/communicator.h>
 #include <gtrain/elastic_c.h>
+#include <gtrain/reducer.h>
 #include <gtrain/samples.h>
 #include <gtrain/session.h>
 #include <gtrain/sharding.h>
@@ -10,10 +11,12 @@
 #include <gtrain/types.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -25,16 +28,16 @@ namespace gtrain {
 class Elastic;
 
 // Gradients of float32: zeros when a step begins, the sum over this rank's samples when it calls Apply, the
-// mean over the samples of the whole batch in the update. With a mesh they are summed along dp.
-// `comm.compression` of the job file says how they travel; residuals and warm-up live through the loss of
-// other ranks.
+// mean over the samples of the whole batch in the update. With a mesh they are summed along dp. Their memory
+// stays where it is, so that backward may write straight into it. `comm.compression` of the job file, or
+// Compress, says how they travel; residuals and warm-up live through the loss of other ranks.
 class ElasticGradients {
  public:
   std::span<float> operator[](size_t i) { return parts_.at(i); }
   size_t size() const { return parts_.size(); }
   // Gradient i is this rank's whole sum and stays as it is until the update: with compression it leaves while
   // others are computed. Never blocks; Apply returns its errors (no such gradient; ready twice in a step),
-  // and takes those that nobody said to be ready.
+  // and takes those that nobody said to be ready. On the thread that trains.
   void Ready(size_t i) { gtrain_elastic_ready(run_, i); }
 
  private:
@@ -72,6 +75,7 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   int64_t number() const { return place_.step; }  // the first is 1
+  int64_t steps() const { return place_.steps; }  // the last one's number
   int64_t epoch() const { return place_.epoch; }  // from 0
   int64_t batch() const { return place_.batch; }  // samples of all ranks together
   std::span<const int64_t> samples() const {      // this rank's share, that of all its parts
@@ -145,6 +149,21 @@ class Step {
     return Apply(gradients, 0, std::move(update));
   }
 
+  // In the update and behind it. What compression says of this rank's gradients; `momentum_travelled` is
+  // equal on all ranks, so the update may depend on it.
+  ReducedStep reduced() const {
+    gtrain_reduced_step c{};
+    c.size = sizeof(c);
+    gtrain_elastic_reduced(run_, &c, nullptr, nullptr);
+    return internal::ReducedStepOf(c);
+  }
+  // The mean over the samples of the whole batch; nullopt: a rank was lost before all had said theirs.
+  std::optional<double> loss() const {
+    double loss = NAN;
+    gtrain_elastic_reduced(run_, nullptr, &loss, nullptr);
+    return std::isnan(loss) ? std::nullopt : std::optional(loss);
+  }
+
  private:
   friend class Elastic;
   // An error ends the loop over the parts, and Apply returns it.
@@ -190,31 +209,51 @@ class Elastic {
     auto memory = std::make_shared<std::vector<T>>(count);
     const std::span<T> view(*memory);
     init(view);
-    states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory});
+    Replicated(std::move(name), view);
+    states_.back().memory = memory;
     return view;
+  }
+  // The same in the program's own memory, which must outlive this object. `shape`, whose product is the size,
+  // is that in checkpoints; empty: a vector.
+  template <typename T>
+  void Replicated(std::string name, std::span<T> memory, std::vector<int64_t> shape = {}) {
+    if (shape.empty()) shape = {static_cast<int64_t>(memory.size())};
+    states_.push_back({std::move(name), memory.data(), memory.size(), static_cast<gtrain_dtype>(DTypeOf<T>()),
+                       nullptr, std::move(shape)});
   }
   // State of which each rank has a part: a tensor of `shape`, cut along axes of the job's mesh but dp (`cut`
   // has no mesh; an axis that the job has not is of size 1). A process has the same part as long as it lives,
   // and each rank along dp a copy of it, from which a lost one comes; where none is left all ranks go back to
-  // the newest checkpoint. `init` sets this rank's part, dense, row by row, of the box that it is given. An
-  // error of the cut is Train's, and the part is empty.
+  // the newest checkpoint. `init` sets this rank's part, dense, row by row, of the box that it is given.
   template <typename T, typename Init>
   std::span<T> Sharded(std::string name, std::vector<int64_t> shape, Sharding cut, Init init) {
+    const Result<LocalBox> box = LocalPart(shape, cut);
+    size_t count = box.ok() && box->holds ? 1 : 0;
+    for (size_t i = 0; count > 0 && i < shape.size(); ++i) count *= static_cast<size_t>(box->shape[i]);
+    auto memory = std::make_shared<std::vector<T>>(count);
+    const std::span<T> view(*memory);
+    if (count > 0) init(view, *box);
+    Sharded(std::move(name), view, std::move(shape), std::move(cut));
+    states_.back().memory = memory;
+    return view;
+  }
+  // The same in the program's own memory, which must outlive this object. Train says what is wrong with it.
+  template <typename T>
+  void Sharded(std::string name, std::span<T> part, std::vector<int64_t> shape, Sharding cut) {
+    states_.push_back({std::move(name), part.data(), part.size(), static_cast<gtrain_dtype>(DTypeOf<T>()),
+                       nullptr, std::move(shape), std::move(cut), true});
+  }
+  // The part of a tensor that this process has as long as it lives. kInvalidArgument: the cut names dp, an
+  // axis that is none, or dimensions that are not there.
+  Result<LocalBox> LocalPart(const std::vector<int64_t>& shape, const Sharding& cut) const {
     LocalBox box{std::vector<int64_t>(shape.size()), std::vector<int64_t>(shape.size())};
     int holds = 0;
     Status status = internal::Call(gtrain_elastic_local_part, session_.handle(), shape.data(),
                                    static_cast<int>(shape.size()), internal::ShardingView(cut).get(),
                                    box.begin.data(), box.shape.data(), &holds);
-    if (!status.ok() && cut_error_.ok()) cut_error_ = status;
-    box.holds = status.ok() && holds != 0;
-    size_t count = box.holds ? 1 : 0;
-    for (const int64_t size : box.shape) count *= static_cast<size_t>(size);
-    auto memory = std::make_shared<std::vector<T>>(count);
-    const std::span<T> view(*memory);
-    if (box.holds) init(view, box);
-    states_.push_back({std::move(name), view.data(), count, static_cast<gtrain_dtype>(DTypeOf<T>()), memory,
-                       std::move(shape), std::move(cut), true});
-    return view;
+    if (!status.ok()) return status;
+    box.holds = holds != 0;
+    return box;
   }
   // Gradients of these sizes, as long-lived as this object; call it once.
   ElasticGradients& Reduce(const std::vector<size_t>& sizes) {
@@ -223,14 +262,14 @@ class Elastic {
   }
   // The same for tensors of these shapes, which PowerSGD compresses as matrices.
   ElasticGradients& ReduceTensors(const std::vector<std::vector<int64_t>>& shapes) {
-    for (const std::vector<int64_t>& shape : shapes) {
-      size_t count = 1;
-      // Train says what is wrong with a size below zero.
-      for (const int64_t size : shape) count *= size < 0 ? 0 : static_cast<size_t>(size);
-      AddGradient(count, shape);
-    }
+    for (const std::vector<int64_t>& shape : shapes) AddGradient(CountOf(shape), shape);
     return gradients_;
   }
+  // How gradients travel where the job file does not say it.
+  void Compress(const CompressionOptions& compression) { compression_ = compression; }
+  // Where checkpoints go, and when, where the job file does not say it. They are not lazy and not read-only,
+  // and have no `before_save`: Train returns kInvalidArgument.
+  void Checkpoint(CheckpointOptions options) { checkpoint_ = std::move(options); }
   // The data of this run: each sample of an epoch is trained once, whatever the number of ranks.
   SamplesOptions Samples(SamplesOptions options) const { return options; }
 
@@ -243,9 +282,11 @@ class Elastic {
     while (status.ok()) {
       gtrain_elastic_step place{};
       place.size = sizeof(place);
-      status = internal::Call(gtrain_elastic_begin, run_.get(), &place);
+      status = Begin(&place);
       if (!status.ok()) break;
-      if (place.done != 0) return Status();
+      done_ = place.done != 0;
+      stopped_ = place.stopped != 0;
+      if (done_) return Status();
       Step now(run_.get(), place);
       status = step(now);
       if (status.code() == StatusCode::kAborted && now.used_) status = Status();
@@ -258,7 +299,60 @@ class Elastic {
     return status;
   }
 
+  // The ranks that differ from this one along this axis of the job's mesh alone, in the order of their
+  // coordinates, for what a step function, or `part` of Evaluate, computes with them. Take it anew in each,
+  // and return its errors: when a rank was lost they run again. This rank alone where the job has no such
+  // axis.
+  Result<Communicator> Along(const std::string& axis) const {
+    gtrain_communicator* made = nullptr;
+    Status status = internal::Call(gtrain_elastic_along, run_.get(), axis.c_str(), &made);
+    if (!status.ok()) return status;
+    return Communicator::Adopt(made, std::chrono::milliseconds(GTRAIN_TIMEOUT_MS));
+  }
+
+  bool stopped() const { return stopped_; }  // Train ended before the last sample: the user asked to stop
   const Session& session() const { return session_; }
+
+  // Sums over all ranks what `part(begin, end)`, a double or a Result of one, says of this rank's part of
+  // `count` items, as a validation does; ranks that train the same samples have the same part, and it counts
+  // once. Behind Train, or in its step function behind Apply, by all ranks of a step. Behind Train
+  // `part` runs again for another part when a rank was lost. In a step the result is kAborted then, which the
+  // step function returns: that step has none on this rank, so no state may depend on it.
+  template <typename Part>
+  Result<double> Evaluate(int64_t count, Part part) {
+    for (;;) {
+      const Result<double> mine = part(count * share_ / shares_, count * (share_ + 1) / shares_);
+      int all = 0, lost = 0;
+      Status status = mine.status();
+      double sum = mine.ok() ? *mine : 0;
+      if (mine.ok()) status = internal::Call(gtrain_elastic_sum, run_.get(), &sum, size_t{1}, &all);
+      if (status.code() == StatusCode::kUnavailable && !mine.ok()) {
+        const Status asked = internal::Call(gtrain_elastic_await_loss, run_.get(), &lost);
+        if (!asked.ok() || lost != 0) status = asked;
+      }
+      if (!status.ok()) return status;
+      if (all != 0) return sum;
+      if (!done_) return Status(StatusCode::kAborted, "a rank was lost: there is no sum over all ranks");
+      gtrain_elastic_step place{};
+      place.size = sizeof(place);
+      status = Begin(&place);
+      if (!status.ok()) return status;
+    }
+  }
+
+  // What error feedback holds back on this rank, as its part of the mean, and how many ranks took theirs
+  // along since this process trains. Between steps, or before the first Ready of one. It costs a copy of the
+  // gradients.
+  struct Residual {
+    double norm = 0;  // Euclidean
+    int64_t lost = 0;
+  };
+  Result<Residual> residual() const {
+    Residual residual;
+    Status status = internal::Call(gtrain_elastic_residual, run_.get(), &residual.norm, &residual.lost);
+    if (!status.ok()) return status;
+    return residual;
+  }
 
  private:
   struct State {
@@ -266,26 +360,47 @@ class Elastic {
     void* data;
     size_t count;
     gtrain_dtype dtype;
-    std::shared_ptr<void> memory;
-    std::vector<int64_t> shape = {};  // with `cut`, where it is sharded
+    std::shared_ptr<void> memory;  // null: the program's
+    std::vector<int64_t> shape;    // of the whole
     Sharding cut = {};
     bool sharded = false;
   };
+  // Train says what is wrong with a size below zero.
+  static size_t CountOf(const std::vector<int64_t>& shape) {
+    size_t count = 1;
+    for (const int64_t size : shape) count *= size < 0 ? 0 : static_cast<size_t>(size);
+    return count;
+  }
+  Status Begin(gtrain_elastic_step* place) {
+    Status status = internal::Call(gtrain_elastic_begin, run_.get(), place);
+    share_ = place->share;
+    shares_ = place->shares > 0 ? place->shares : 1;
+    return status;
+  }
   Status Open(const SamplesOptions& options) {
-    if (!cut_error_.ok()) return cut_error_;
     const gtrain_samples_options c = internal::SamplesOptionsOf(options);
     gtrain_elastic* made = nullptr;
     Status status = internal::Call(gtrain_elastic_open, session_.handle(), &c, &made);
     run_.reset(made);
+    if (status.ok() && checkpoint_) status = SetCheckpoints();
+    const gtrain_compression compression = internal::CompressionFor(compression_);
+    gtrain_reducer_options reducer{};
+    reducer.size = sizeof(reducer);
+    reducer.compression = &compression;
+    if (status.ok()) status = internal::Call(gtrain_elastic_set_reducer, made, &reducer);
     for (const State& state : states_) {
       if (status.ok() && state.sharded) {
         status = internal::Call(gtrain_elastic_add_sharded, made, state.name.c_str(), state.data, state.count,
                                 state.dtype, state.shape.data(), static_cast<int>(state.shape.size()),
                                 internal::ShardingView(state.cut).get());
-      } else if (status.ok()) {
-        status = internal::Call(gtrain_elastic_add_state, made, state.name.c_str(), state.data, state.count,
-                                state.dtype);
+        continue;
       }
+      if (status.ok() && CountOf(state.shape) != state.count)
+        status = Status(StatusCode::kInvalidArgument, "the shape of " + state.name + " is not that of its " +
+                                                          std::to_string(state.count) + " elements");
+      if (status.ok())
+        status = internal::Call(gtrain_elastic_add_state_of_shape, made, state.name.c_str(), state.data,
+                                state.shape.data(), static_cast<int>(state.shape.size()), state.dtype);
     }
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const std::vector<int64_t>& shape = gradients_.shapes_[i];
@@ -296,14 +411,23 @@ class Elastic {
     gradients_.run_ = made;
     return status;
   }
+  Status SetCheckpoints() {
+    if (checkpoint_->before_save)
+      return Status(StatusCode::kInvalidArgument, "the checkpoints of an elastic run have no before_save");
+    const gtrain_checkpoint_options c = internal::CheckpointOptionsOf(*checkpoint_);
+    return internal::Call(gtrain_elastic_set_checkpoints, run_.get(), &c);
+  }
   void AddGradient(size_t count, std::vector<int64_t> shape) {
     gradients_.parts_.emplace_back(count);
     gradients_.shapes_.push_back(std::move(shape));
   }
 
   Session session_;
+  bool done_ = false, stopped_ = false;
+  int64_t share_ = 0, shares_ = 1;
+  CompressionOptions compression_;
+  std::optional<CheckpointOptions> checkpoint_;
   std::vector<State> states_;
-  Status cut_error_;
   ElasticGradients gradients_;
   std::unique_ptr<gtrain_elastic, internal::Freer<gtrain_elastic, gtrain_elastic_free>> run_;
 };

@@ -69,6 +69,8 @@ typedef struct {
   int64_t batch;          /* samples of all ranks together */
   const int64_t* samples; /* this rank's share, until the next call; may be empty */
   int64_t sample_count;
+  int64_t steps;         /* the number of the last one */
+  int32_t share, shares; /* of each batch: which is this rank's, and of how many */
 } gtrain_elastic_step;
 
 typedef struct {
@@ -91,6 +93,11 @@ GTRAIN_API void gtrain_elastic_free(gtrain_elastic* run);
  * memory of one rank: the lowest whose memory no copy has touched. */
 GTRAIN_API gtrain_status gtrain_elastic_add_state(gtrain_elastic* run, const char* name, void* data,
                                                   size_t count, gtrain_dtype dtype, gtrain_error* error);
+/* The same for a tensor of `dimensions` sizes, which it has in checkpoints; their product is the count. */
+GTRAIN_API gtrain_status gtrain_elastic_add_state_of_shape(gtrain_elastic* run, const char* name, void* data,
+                                                           const int64_t* shape, int dimensions,
+                                                           gtrain_dtype dtype, gtrain_error* error);
+
 /* In a job with a `mesh` of several axes a rank has a part of the model, the same one as long as its process
  * lives, and every rank along dp a copy of it. gtrain_elastic_local_part says which part of a tensor of
  * `shape` that is (as gtrain_local_box, with the job's mesh: `cut` has none, and names no dp), and
@@ -114,6 +121,16 @@ GTRAIN_API gtrain_status gtrain_elastic_add_gradient(gtrain_elastic* run, float*
 GTRAIN_API gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* data,
                                                               const int64_t* shape, int dimensions,
                                                               gtrain_error* error);
+
+/* The program's own choices, before the first step and equal on all ranks; what the job file says wins over
+ * them. Options may be NULL: the defaults. A run saves when `uri` or the job file says where. Not for it:
+ * `lazy`, `read_only` and `before_save` (INVALID_ARGUMENT). */
+GTRAIN_API gtrain_status gtrain_elastic_set_checkpoints(gtrain_elastic* run,
+                                                        const gtrain_checkpoint_options* options,
+                                                        gtrain_error* error);
+GTRAIN_API gtrain_status gtrain_elastic_set_reducer(gtrain_elastic* run,
+                                                    const gtrain_reducer_options* options,
+                                                    gtrain_error* error);
 
 GTRAIN_API gtrain_status gtrain_elastic_begin(gtrain_elastic* run, gtrain_elastic_step* out,
                                               gtrain_error* error);
@@ -142,6 +159,25 @@ GTRAIN_API void gtrain_elastic_ready(gtrain_elastic* run, size_t index);
 GTRAIN_API gtrain_status gtrain_elastic_reduce(gtrain_elastic* run, double loss, int* apply,
                                                gtrain_error* error);
 GTRAIN_API gtrain_status gtrain_elastic_applied(gtrain_elastic* run, gtrain_error* error);
+
+/* What the reduction says whose update is, or was last, to be made; zeros where gradients are not compressed.
+ * `momentum_travelled` is equal on all ranks, so an update may depend on it. *loss: the mean over the batch,
+ * NaN where a rank was lost before it was known. Either may be NULL; nothing blocks. */
+GTRAIN_API gtrain_status gtrain_elastic_reduced(gtrain_elastic* run, gtrain_reduced_step* out, double* loss,
+                                                gtrain_error* error);
+
+/* Sums values[i] over all ranks, which call it after the same step (a validation every so many steps) or at
+ * the end (the last one). *all: 1: values are the sums. 0: a rank was lost; gtrain_elastic_begin goes on, and
+ * at the end says `done` once more: then all compute their values again, for the ranks that there are now.
+ * Some may have sums when others have none, so no state depends on them. Blocks. */
+GTRAIN_API gtrain_status gtrain_elastic_sum(gtrain_elastic* run, double* values, size_t count, int* all,
+                                            gtrain_error* error);
+
+/* *norm: the Euclidean norm of what error feedback holds back on this rank, as its part of the mean. *lost:
+ * ranks that took theirs along, since this process trains. Between steps, or before the first gradient of one
+ * is ready. It costs a copy of the gradients; either may be NULL. */
+GTRAIN_API gtrain_status gtrain_elastic_residual(gtrain_elastic* run, double* norm, int64_t* lost,
+                                                 gtrain_error* error);
 
 #ifdef __cplusplus
 }

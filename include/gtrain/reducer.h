@@ -41,6 +41,17 @@ inline std::vector<gtrain_gradient> GradientsFor(const std::vector<GradientSpec>
   return out;
 }
 
+inline ReducedStep ReducedStepOf(const gtrain_reduced_step& c) {
+  ReducedStep step;
+  step.unused.assign(c.unused, c.unused + c.unused_count);
+  step.bytes_sent = c.bytes_sent;
+  step.selected = {c.selected, c.wanted};
+  step.clipped = c.clipped;
+  step.momentum_travelled = c.momentum_travelled != 0;
+  step.early = c.early;
+  return step;
+}
+
 }  // namespace internal
 
 // Parses the words of a job file for one codec: "none", "fp16", "topk density=0.01 warmup=100", "topk
@@ -113,14 +124,7 @@ class Reducer {
     c.size = sizeof(c);
     Status status = internal::Call(gtrain_reducer_finish, handle(), &c);
     if (!status.ok()) return status;
-    ReducedStep step;
-    step.unused.assign(c.unused, c.unused + c.unused_count);
-    step.bytes_sent = c.bytes_sent;
-    step.selected = {c.selected, c.wanted};
-    step.clipped = c.clipped;
-    step.momentum_travelled = c.momentum_travelled != 0;
-    step.early = c.early;
-    return step;
+    return internal::ReducedStepOf(c);
   }
   // Says that this rank cannot go on with its step (data that cannot be read): the other ranks get `why` once
   // the bucket that is under way is reduced.

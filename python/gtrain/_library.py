@@ -66,7 +66,8 @@ class SamplesOptions(ctypes.Structure):
 
 class ElasticStep(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("done", c_int32), ("stopped", c_int32), ("step", c_int64), ("epoch", c_int64),
-                ("batch", c_int64), ("samples", POINTER(c_int64)), ("sample_count", c_int64)]
+                ("batch", c_int64), ("samples", POINTER(c_int64)), ("sample_count", c_int64), ("steps", c_int64),
+                ("share", c_int32), ("shares", c_int32)]
 
 
 class ElasticPart(ctypes.Structure):
@@ -161,6 +162,7 @@ _FUNCTIONS = {
     "gtrain_elastic_open": (c_int, [c_void_p, POINTER(SamplesOptions), _HANDLE_OUT, _ERROR]),
     "gtrain_elastic_free": (None, [c_void_p]),
     "gtrain_elastic_add_state": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, c_int, _ERROR]),
+    "gtrain_elastic_add_state_of_shape": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_int64), c_int, c_int, _ERROR]),
     "gtrain_elastic_add_gradient": (c_int, [c_void_p, c_void_p, c_size_t, _ERROR]),
     "gtrain_elastic_add_gradient_of_shape": (c_int, [c_void_p, c_void_p, POINTER(c_int64), c_int, _ERROR]),
     "gtrain_elastic_local_part": (c_int, [c_void_p, POINTER(c_int64), c_int, POINTER(Sharding), POINTER(c_int64),
@@ -174,6 +176,11 @@ _FUNCTIONS = {
     "gtrain_elastic_begin": (c_int, [c_void_p, POINTER(ElasticStep), _ERROR]),
     "gtrain_elastic_reduce": (c_int, [c_void_p, c_double, POINTER(c_int), _ERROR]),
     "gtrain_elastic_applied": (c_int, [c_void_p, _ERROR]),
+    "gtrain_elastic_set_checkpoints": (c_int, [c_void_p, POINTER(CheckpointOptions), _ERROR]),
+    "gtrain_elastic_set_reducer": (c_int, [c_void_p, POINTER(ReducerOptions), _ERROR]),
+    "gtrain_elastic_reduced": (c_int, [c_void_p, POINTER(ReducedStep), POINTER(c_double), _ERROR]),
+    "gtrain_elastic_sum": (c_int, [c_void_p, POINTER(c_double), c_size_t, POINTER(c_int), _ERROR]),
+    "gtrain_elastic_residual": (c_int, [c_void_p, POINTER(c_double), POINTER(c_int64), _ERROR]),
     "gtrain_samples_open": (c_int, [c_void_p, POINTER(SamplesOptions), _HANDLE_OUT, _ERROR]),
     "gtrain_samples_free": (None, [c_void_p]),
     "gtrain_samples_where": (c_int, [c_void_p, POINTER(SamplesPlace), _ERROR]),

@@ -1,14 +1,21 @@
 """Elastic: a training loop that its ranks may die in."""
 import array
+import collections
 import ctypes
+import math
 import operator
-from ctypes import byref, c_int, c_int64, c_void_p
+from ctypes import byref, c_double, c_int, c_int64, c_void_p
 
 from . import _library
 from ._buffers import Buffer
 from ._errors import FailedPrecondition, InvalidArgument, Unavailable
+from .gradients import parse_compression, reduced_step
 from .mesh import Mesh
 from .session import Communicator
+
+# What Elastic.residual returns: the norm of what error feedback holds back on this rank, as its part of the mean; ranks that
+# took theirs along since this process trains.
+Residual = collections.namedtuple("Residual", "norm lost")
 
 
 class Elastic:
@@ -25,11 +32,14 @@ class Elastic:
 
     What the loop's body computes may come again for the same step, on another share: it changes no state. The function given
     to `apply` does, by the gradients alone, in the same way on all ranks, on all of them or on none; what it raises ends the
-    rank. Checkpoints (where the job says so), stops, reports and the hand-over of state to new ranks are the loop's.
+    rank. Checkpoints (where the job says so), stops, reports and the hand-over of state to new ranks are the loop's. Where the
+    job file says nothing, `compression`, words as of Reducer, says how gradients travel, and `uri`, `keep`, `every_steps` and
+    `every_seconds`, as of Checkpointer, where checkpoints go and when.
     Arrays are numpy's, torch's on the CPU, or any writable buffer; gradients are float32.
     """
 
-    def __init__(self, session, samples, global_batch=0, epochs=1, seed=0, shuffle=True, drop_last=False, name="train"):
+    def __init__(self, session, samples, global_batch=0, epochs=1, seed=0, shuffle=True, drop_last=False, name="train",
+                 *, compression=None, uri=None, keep=0, every_steps=0, every_seconds=0.0):
         if "\0" in str(name):
             raise InvalidArgument("the name of data has a NUL byte")
         self._handle = c_void_p()
@@ -41,7 +51,16 @@ class Elastic:
             _library.set_integer(options, field, value)
         self._session = session
         self.stopped = False  # the user asked to stop before the last sample
+        self._ended = False
         _library.call("gtrain_elastic_open", session.handle, byref(options), byref(self._handle))
+        if compression is not None:
+            parsed = parse_compression(compression)
+            _library.call("gtrain_elastic_set_reducer", self._handle, byref(_library.ReducerOptions(
+                size=ctypes.sizeof(_library.ReducerOptions), compression=ctypes.pointer(parsed))))
+        if uri is not None:
+            _library.call("gtrain_elastic_set_checkpoints", self._handle, byref(_library.CheckpointOptions(
+                size=ctypes.sizeof(_library.CheckpointOptions), uri=str(uri).encode(), keep=keep, every_steps=every_steps,
+                every_seconds=every_seconds)))
 
     def __del__(self):
         handle, self._handle = getattr(self, "_handle", None), None
@@ -53,7 +72,9 @@ class Elastic:
         if "\0" in str(name):
             raise InvalidArgument("the name of a state has a NUL byte")
         buffer = Buffer(data)
-        _library.call("gtrain_elastic_add_state", self._handle, str(name).encode(), buffer.address, buffer.count, buffer.dtype)
+        shape = tuple(buffer.shape) or (1,)
+        _library.call("gtrain_elastic_add_state_of_shape", self._handle, str(name).encode(), buffer.address,
+                      (c_int64 * len(shape))(*shape), len(shape), buffer.dtype)
         self._buffers.append(buffer)
         return data
 
@@ -95,46 +116,81 @@ class Elastic:
             raise InvalidArgument(f"there is no gradient {index}: {self._gradients} are registered, from 0 on")
         _library.load().gtrain_elastic_ready(self._handle, index)
 
+    def along(self, axis):
+        """A Communicator of the ranks that differ from this one along `axis` of the job's mesh alone, in the order of their
+        coordinates, for what a step or `part` of evaluate computes with them: take it anew in each. Use it under `train`, which
+        repeats the step when a rank is lost in it."""
+        handle = c_void_p()
+        _library.call("gtrain_elastic_along", self._handle, str(axis).encode(), byref(handle))
+        session = self._session
+        return Communicator._adopt(handle, session._collective_timeout, session._communicators)
+
     def train(self, body):
-        """`for step in self: body(step)`, for a body that uses `step.along`: where a rank is lost in the middle of it, the step is
+        """`for step in self: body(step)`, for a body that uses `along`: where a rank is lost in the middle of it, the step is
         given again."""
         for step in self:
             try:
                 body(step)
             except Unavailable:
-                lost = c_int()
-                _library.call("gtrain_elastic_await_loss", self._handle, byref(lost))
-                if not lost.value:
-                    raise
+                self._await_loss()
+
+    def evaluate(self, count, part):
+        """The sum over all ranks of what `part(begin, end)`, a number, says of this rank's part of `count` items, as a validation
+        does: behind the loop, or in it behind `apply`, by all ranks of a step. Behind the loop `part` is called again, for another
+        part, when a rank was lost. In the loop the result is None then, perhaps not on all ranks: no state may depend on it."""
+        while True:
+            share, shares = self._share
+            value, all_have = c_double(), c_int()
+            try:
+                value.value = part(count * share // shares, count * (share + 1) // shares)
+            except Unavailable:
+                self._await_loss()
+            else:
+                _library.call("gtrain_elastic_sum", self._handle, byref(value), 1, byref(all_have))
+            if all_have.value:
+                return value.value
+            if not self._ended:
+                return None
+            self._begin()
+
+    def residual(self):
+        """A Residual, between steps or before the first gradient of one is ready. It costs a copy of the gradients."""
+        norm, lost = c_double(), c_int64()
+        _library.call("gtrain_elastic_residual", self._handle, byref(norm), byref(lost))
+        return Residual(norm.value, lost.value)
+
+    def _await_loss(self):
+        """While Unavailable is handled: raises it where it was no rank's loss."""
+        lost = c_int()
+        _library.call("gtrain_elastic_await_loss", self._handle, byref(lost))
+        if not lost.value:
+            raise
+
+    def _begin(self):
+        place = _library.ElasticStep(size=ctypes.sizeof(_library.ElasticStep))
+        _library.call("gtrain_elastic_begin", self._handle, byref(place))
+        self._session._read_place()
+        self._share = place.share, max(1, place.shares)
+        return place
 
     def __iter__(self):
         while True:
-            place = _library.ElasticStep(size=ctypes.sizeof(_library.ElasticStep))
-            _library.call("gtrain_elastic_begin", self._handle, byref(place))
-            self._session._read_place()
+            place = self._begin()
             if place.done:
-                self.stopped = bool(place.stopped)
+                self.stopped, self._ended = bool(place.stopped), True
                 return
             yield Step(self, place)
 
 
 class Step:
-    """One step on this rank: `number` (the first is 1), `epoch` (from 0), `batch` (samples of all ranks together), `samples`
-    (the numbers of this rank's share, perhaps none)."""
+    """One step on this rank: `number` (the first is 1), `steps` (the number of the last one), `epoch` (from 0), `batch` (samples of
+    all ranks together), `samples` (the numbers of this rank's share, perhaps none)."""
 
     def __init__(self, run, place):
         self._run = run
         self._used = False
-        self.number, self.epoch, self.batch = place.step, place.epoch, place.batch
+        self.number, self.steps, self.epoch, self.batch = place.step, place.steps, place.epoch, place.batch
         self.samples = _numbers(place.samples, place.sample_count)
-
-    def along(self, axis):
-        """A Communicator of the ranks that differ from this one along `axis` of the job's mesh alone, in the order of their
-        coordinates, for this step. Use it under Elastic.train, which repeats the step when a rank is lost in it."""
-        handle = c_void_p()
-        _library.call("gtrain_elastic_along", self._run._handle, str(axis).encode(), byref(handle))
-        session = self._run._session
-        return Communicator._adopt(handle, session._collective_timeout, session._communicators)
 
     def parts(self):
         """Gives the parts of this rank, for one loop over all of them. A rank has one part, its share, or, with
@@ -167,6 +223,23 @@ class Step:
         update()
         _library.call("gtrain_elastic_applied", self._run._handle)
         return True
+
+
+    @property
+    def reduced(self):
+        """In the update and behind it: what compression says of this rank's gradients, a ReducedStep. `momentum_travelled` is
+        equal on all ranks, so the update may depend on it."""
+        step = _library.ReducedStep(size=ctypes.sizeof(_library.ReducedStep))
+        _library.call("gtrain_elastic_reduced", self._run._handle, byref(step), None)
+        return reduced_step(step)
+
+    @property
+    def loss(self):
+        """In the update and behind it: the mean over the samples of the batch; None where a rank was lost before all had said
+        theirs."""
+        loss = c_double()
+        _library.call("gtrain_elastic_reduced", self._run._handle, None, byref(loss))
+        return None if math.isnan(loss.value) else loss.value
 
 
 class MicroBatch:

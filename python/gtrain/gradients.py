@@ -13,7 +13,7 @@ from ._errors import FailedPrecondition, InvalidArgument
 ReducedStep = collections.namedtuple("ReducedStep", "bytes_sent selected wanted clipped early momentum_travelled unused")
 
 
-def _compression(words):
+def parse_compression(words):
     options = _library.Compression(size=ctypes.sizeof(_library.Compression))
     _library.call("gtrain_compression_parse", words.encode(), byref(options))
     return options
@@ -30,6 +30,12 @@ def _gradients(named_shapes):
         for size in shape:
             place.count *= size
     return array
+
+
+def reduced_step(step):
+    """What the library says of a step, as a ReducedStep."""
+    return ReducedStep(step.bytes_sent, step.selected, step.wanted, step.clipped, step.early, bool(step.momentum_travelled),
+                       [step.unused[i] for i in range(step.unused_count)])
 
 
 class _Gradients(tuple):
@@ -56,7 +62,7 @@ class Reducer:
         options = _library.ReducerOptions(size=ctypes.sizeof(_library.ReducerOptions), bucket_bytes=bucket_bytes,
                                           compress_from=compress_from)
         if compression is not None:
-            parsed = _compression(compression)
+            parsed = parse_compression(compression)
             options.compression = ctypes.pointer(parsed)
         self._handle = c_void_p()
         self._communicator = communicator
@@ -95,8 +101,7 @@ class Reducer:
         """Blocks until every gradient is the mean over the ranks. Returns a ReducedStep."""
         step = _library.ReducedStep(size=ctypes.sizeof(_library.ReducedStep))
         _library.call("gtrain_reducer_finish", self.handle, byref(step))
-        return ReducedStep(step.bytes_sent, step.selected, step.wanted, step.clipped, step.early,
-                           bool(step.momentum_travelled), [step.unused[i] for i in range(step.unused_count)])
+        return reduced_step(step)
 
     def drop(self):
         """After finish, on all ranks or none: the step is not applied, nothing of it is carried over."""
@@ -118,7 +123,7 @@ class CompressedMean:
         shapes = list(shapes)
         self._handle = c_void_p()
         self._communicator = communicator
-        parsed = _compression(compression)
+        parsed = parse_compression(compression)
         _library.call("gtrain_compressed_mean_create", communicator.handle, byref(parsed), count,
                       _gradients(shapes) if shapes else None, len(shapes), byref(self._handle))
 

@@ -8,14 +8,14 @@
 
 #include "base/status_macros.h"
 #include "runtime/capi/handles.h"
+#include "runtime/capi/options.h"
 #include "runtime/capi/samples.h"
 #include "runtime/capi/sharding.h"
 #include "sharding/local_box.h"
 
 namespace gtrain::capi {
-namespace {
 
-absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* in) {
+absl::StatusOr<CheckpointOptions> CheckpointOptionsFrom(const gtrain_checkpoint_options* in) {
   CheckpointOptions options;
   if (in == nullptr) return options;
   // Programs made before the later fields were there say the size without them.
@@ -46,11 +46,13 @@ absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* i
   return options;
 }
 
+namespace {
+
 absl::Status Open(gtrain_session* session, const gtrain_checkpoint_options* in, gtrain_checkpointer** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
   GT_RETURN_IF_ERROR(CheckHandle(session));
-  GT_ASSIGN_OR_RETURN(CheckpointOptions options, OptionsFrom(in));
+  GT_ASSIGN_OR_RETURN(CheckpointOptions options, CheckpointOptionsFrom(in));
   auto handle = std::make_unique<gtrain_checkpointer>();
   handle->session = session->session;
   options.before_save = [handle = handle.get(), theirs = std::move(options.before_save)]() -> absl::Status {

@@ -3,10 +3,12 @@
 #include <gtrain/gtrain.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -287,6 +289,44 @@ void TestSamples(const Session& session, const std::string& folder) {
   CHECK(Samples::Open(session, {.samples = 0}).status().code() == StatusCode::kInvalidArgument);
 }
 
+// By hand: a program that says what the job file does not, and hears what it would of one that does.
+void TestElastic(const std::string& folder) {
+  const auto train = [&](CheckpointOptions checkpoint, std::vector<int64_t> shape) {
+    std::vector<float> weights(kElements * 5);
+    Elastic run(Session::Join({.stays = true}).value());
+    run.Replicated("weights", std::span(weights), std::move(shape));
+    run.Checkpoint(std::move(checkpoint));
+    run.Compress(ParseCompression("topk density=0.1 warmup=1").value());
+    ElasticGradients& gradients = run.Reduce({weights.size()});
+    int64_t steps = 0;
+    const Status status = run.Train(run.Samples({.samples = 8, .global_batch = 2}), [&](Step& step) {
+      CHECK(step.steps() == 4 && run.residual().ok());
+      std::ranges::copy(Counting(weights.size()), gradients[0].begin());
+      const Status applied = step.Apply(gradients, 3, [&]() noexcept {
+        for (size_t i = 0; i < weights.size(); ++i) weights[i] += gradients[0][i];
+      });
+      CHECK(applied.ok() && step.loss() == 1.5);
+      CHECK((step.reduced().selected.wanted > 0) == (step.number() > 1));
+      CHECK((run.residual().value().norm > 0) == (step.number() > 1) && run.residual().value().lost == 0);
+      ++steps;
+      return run.Evaluate(7, [](int64_t begin, int64_t end) { return static_cast<double>(end - begin); })
+          .status();
+    });
+    if (status.ok()) CHECK(run.Evaluate(9, [](int64_t, int64_t end) { return 1.0 * end; }).value() == 9);
+    return std::pair(status, steps);
+  };
+  using Outcome = std::pair<Status, int64_t>;
+  const Outcome first = train({.uri = folder}, {5, kElements}),
+                again = train({.uri = folder}, {5, kElements});
+  CHECK(first.first.ok() && first.second == 4);
+  CHECK(again.first.ok() && again.second == 0);  // all is trained, says its checkpoint
+  CHECK(std::distance(std::filesystem::directory_iterator(folder + "/manifests"), {}) == 1);
+  CHECK(train({.uri = folder}, {4, kElements}).first.code() == StatusCode::kInvalidArgument);
+  CHECK(train({.uri = folder, .lazy = true}, {}).first.code() == StatusCode::kInvalidArgument);
+  CHECK(train({.uri = folder, .before_save = [] { return Status(); }}, {}).first.code() ==
+        StatusCode::kInvalidArgument);
+}
+
 // `shared` is the folder that ranks share; without it the test makes one of its own.
 int Run(const char* shared) {
   std::string folder = shared != nullptr ? shared : "cpp_test-XXXXXX";
@@ -308,6 +348,7 @@ int Run(const char* shared) {
     TestCompressedMean(comm);
     TestSharding(*session, folder + "/sharding");
     if (comm.size() == 1) TestSamples(*session, folder + "/samples");
+    if (comm.size() == 1) TestElastic(folder + "/elastic");
     TestAnyOrder(*session, folder + "/order");
     session.reset();  // before the communicator that was made of it
     comm.Barrier().ThrowIfError();

@@ -63,7 +63,7 @@ struct gtrain_reducer {
     std::unique_ptr<gtrain::Reducer> reducer;
   };
   std::shared_ptr<Parts> parts;
-  std::vector<size_t> unused;  // in the last step
+  gtrain::ReducedStep last;  // whose `unused` the caller may read
 };
 
 // Shared with checkpointers that save its cursor.

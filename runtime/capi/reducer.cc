@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "comm/codec/compressor.h"
 #include "runtime/capi/handles.h"
+#include "runtime/capi/options.h"
 
 namespace gtrain::capi {
 namespace {
@@ -91,7 +92,9 @@ absl::StatusOr<std::vector<GradientSpec>> GradientsFrom(const gtrain_gradient* i
   return out;
 }
 
-absl::StatusOr<ReducerOptions> OptionsFrom(const gtrain_reducer_options* in) {
+}  // namespace
+
+absl::StatusOr<ReducerOptions> ReducerOptionsFrom(const gtrain_reducer_options* in) {
   ReducerOptions options;
   if (in == nullptr) return options;
   if (in->size < sizeof(gtrain_reducer_options))
@@ -102,13 +105,32 @@ absl::StatusOr<ReducerOptions> OptionsFrom(const gtrain_reducer_options* in) {
   return options;
 }
 
+absl::Status WriteReducedStep(const ReducedStep& step, gtrain_reduced_step* out) {
+  if (out->size < sizeof(gtrain_reduced_step))
+    return absl::InvalidArgumentError("`size` of gtrain_reduced_step is not its sizeof");
+  *out = {
+      .size = out->size,
+      .bytes_sent = step.bytes_sent,
+      .selected = step.selected.sent,
+      .wanted = step.selected.wanted,
+      .clipped = step.clipped,
+      .early = step.early,
+      .momentum_travelled = step.momentum_travelled,
+      .unused = step.unused.data(),
+      .unused_count = step.unused.size(),
+  };
+  return absl::OkStatus();
+}
+
+namespace {
+
 absl::Status CreateReducer(gtrain_communicator* comm, const gtrain_gradient* gradients, size_t count,
                            const gtrain_reducer_options* in, gtrain_reducer** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
   GT_RETURN_IF_ERROR(CheckHandle(comm));
   GT_ASSIGN_OR_RETURN(const std::vector<GradientSpec> specs, GradientsFrom(gradients, count));
-  GT_ASSIGN_OR_RETURN(const ReducerOptions options, OptionsFrom(in));
+  GT_ASSIGN_OR_RETURN(const ReducerOptions options, ReducerOptionsFrom(in));
   auto handle = std::make_unique<gtrain_reducer>();
   handle->parts = std::make_shared<gtrain_reducer::Parts>();
   handle->parts->session = comm->session;
@@ -139,20 +161,8 @@ absl::Status Finish(gtrain_reducer* reducer, gtrain_reduced_step* out) {
   if (out != nullptr && out->size < sizeof(gtrain_reduced_step))
     return absl::InvalidArgumentError("`size` of gtrain_reduced_step is not its sizeof");
   GT_ASSIGN_OR_RETURN(ReducedStep step, reducer->parts->reducer->Finish());
-  reducer->unused = std::move(step.unused);
-  if (out == nullptr) return absl::OkStatus();
-  *out = {
-      .size = out->size,
-      .bytes_sent = step.bytes_sent,
-      .selected = step.selected.sent,
-      .wanted = step.selected.wanted,
-      .clipped = step.clipped,
-      .early = step.early,
-      .momentum_travelled = step.momentum_travelled,
-      .unused = reducer->unused.data(),
-      .unused_count = reducer->unused.size(),
-  };
-  return absl::OkStatus();
+  reducer->last = std::move(step);
+  return out == nullptr ? absl::OkStatus() : WriteReducedStep(reducer->last, out);
 }
 
 // Works on a communicator of its own, so that the one it is made from stays free for other calls.

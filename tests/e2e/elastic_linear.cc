@@ -1,8 +1,8 @@
 // One rank of elastic_test.py as a user writes it: a linear model of two weights, trained by an elastic run.
-//   e2e_elastic_linear DIR SAMPLES BATCH STEP_MS [WEIGHTS]
+//   e2e_elastic_linear DIR SAMPLES BATCH STEP_MS [WEIGHTS [MIB]]
 // DIR/trained.PID has a line for each step whose update this process made: generation, step, when
 // (nanoseconds of the machine's monotonic clock) and its own samples. DIR/weights.PID has the weights at the
-// end.
+// end. MIB: of state beside the weights, which no step changes.
 #include <gtrain/gtrain.h>
 #include <poll.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ struct Arguments {
   std::string folder;
   int64_t samples = 0, batch = 0;
   int pause_ms = 0;
-  size_t weights = 2;
+  size_t weights = 2, more_mib = 0;
 };
 
 // Sample i says that 3 x - 2 is y, for an x of its own.
@@ -29,6 +29,8 @@ double XOf(int64_t sample) { return std::sin(static_cast<double>(sample)); }
 
 gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
   auto w = run.Replicated<float>("w", arguments.weights, [](auto all) { std::ranges::fill(all, 0.F); });
+  if (arguments.more_mib > 0)
+    run.Replicated<uint8_t>("more", arguments.more_mib << 20, [](auto all) { std::ranges::fill(all, 7); });
   auto& gradients = run.Reduce({arguments.weights});
   const auto data =
       run.Samples({.samples = arguments.samples, .epochs = 2, .global_batch = arguments.batch, .seed = 7});
@@ -68,7 +70,11 @@ gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   if (argc < 5) return 2;
-  const Arguments arguments{argv[1], std::atoll(argv[2]), std::atoll(argv[3]), std::atoi(argv[4]),
-                            argc > 5 ? static_cast<size_t>(std::atoll(argv[5])) : 2};
+  const Arguments arguments{argv[1],
+                            std::atoll(argv[2]),
+                            std::atoll(argv[3]),
+                            std::atoi(argv[4]),
+                            argc > 5 ? static_cast<size_t>(std::atoll(argv[5])) : 2,
+                            argc > 6 ? static_cast<size_t>(std::atoll(argv[6])) : 0};
   return gtrain::Main(argc, argv, [&](gtrain::Elastic& run) { return Linear(run, arguments); });
 }

@@ -86,7 +86,7 @@ class ProductTest(PlainShellTest):
         program = self.compile(self.readme_program(), compiler)
         for _ in range(2):  # the second run resumes at the last step, and has nothing to save
             done = self.gtrain('launch', '-n', '2', '--', program)
-            self.assertIn('step 1000, last weight 14.999', done.stdout)
+            self.assertIn('trained, last weight 14.999', done.stdout)
             self.assertEqual(self.commits(), ['step-000000001000.e0001.t0001.g0001.a01'])
 
     def test_the_program_of_the_readme_built_by_gcc_12(self):
@@ -103,7 +103,7 @@ class ProductTest(PlainShellTest):
         self.run_tool('cmake', '-S', '.', '-B', 'made', f'-DCMAKE_PREFIX_PATH={self.prefix_folder}')
         self.run_tool('cmake', '--build', 'made')
         done = self.gtrain('launch', '-n', '2', '--', os.path.join(self.dir, 'made', 'train'))
-        self.assertIn('step 1000, last weight 14.999', done.stdout)
+        self.assertIn('trained, last weight 14.999', done.stdout)
 
     def test_no_header_of_the_product_names_another_library(self):
         for folder, _, files in os.walk(os.path.join(self.prefix_folder, 'include')):
