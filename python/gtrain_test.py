@@ -593,6 +593,46 @@ class ElasticTest(unittest.TestCase):
             with self.assertRaisesRegex(gtrain.FailedPrecondition, "Begin comes first"):
                 next(iter(step.parts()))
 
+    def test_a_program_of_a_mesh_runs_by_hand(self):
+        with gtrain.Session(stay=True) as session:
+            self.assertEqual(session.mesh.axes, {"dp": 1})
+            run = gtrain.Elastic(session, samples=6, global_batch=2)
+            self.assertEqual(run.part((4, 6), split=[(1, "tp")]), (slice(0, 4), slice(0, 6)))
+            self.assertEqual(run.part((4,), only={"pp": 0}), (slice(0, 4),))
+            for wrong, said in (("dp", "along dp"), ("xp", "there is no axis xp")):
+                with self.assertRaisesRegex(gtrain.InvalidArgument, said):
+                    run.part((4, 6), split=[(1, wrong)])
+            w = run.sharded("w", np.ones((4, 6), dtype=np.float32), (4, 6), split=[(1, "tp")])
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "has 24 elements, not 5"):
+                run.sharded("v", np.zeros(5, dtype=np.float32), (4, 6), split=[(0, "pp")])
+            g = run.gradient(np.zeros((4, 6), dtype=np.float32))
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, "ranks along an axis meet"):
+                run.along("tp")
+            steps = []
+
+            def body(step):
+                sums = np.array([w.sum()])
+                tp = run.along("tp")
+                self.assertEqual((tp.rank, tp.size), (0, 1))
+                tp.all_reduce(sums)
+                self.assertEqual(sums[0], w.sum())
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "no axis zp"):
+                    run.along("zp")
+                g[:] = 2
+                step.apply(1.0, lambda: np.add(w, g, out=w))
+                steps.append(step.number)
+
+            run.train(body)
+            self.assertEqual(steps, [1, 2, 3])
+            self.assertTrue((w == 4).all())
+            self.assertEqual(run.evaluate(5, lambda begin, end: float(run.along("pp").size * (end - begin))), 5)
+
+            def fails(_):
+                raise gtrain.Unavailable("a server of the program's")
+            again = gtrain.Elastic(session, samples=2, global_batch=2)
+            with self.assertRaisesRegex(gtrain.Unavailable, "of the program's"):
+                again.train(fails)
+
     def test_what_a_program_says_and_hears(self):
         """Its own compression and checkpoints, what a step says, and sums over the ranks."""
         with tempfile.TemporaryDirectory() as folder, gtrain.Session(stay=True) as session:

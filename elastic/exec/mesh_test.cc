@@ -168,8 +168,9 @@ class MeshJob {
           gradient[i] += Gradient(sample, begin + static_cast<int64_t>(i), *activation);
       }
       run.Ready(0);
-      GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(1));
+      GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(static_cast<double>(step.samples.size())));
       if (!apply) continue;
+      EXPECT_EQ(run.loss().value_or(1), 1) << "each sample's loss counts once";
       if (dies(At::kReduced)) return died;
       for (size_t i = 0; i < part.size(); ++i) part[i] = Updated(part[i], gradient[i]);
       outcome->replicated += 1;

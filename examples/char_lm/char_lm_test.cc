@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <array>
+#include <barrier>
 #include <cmath>
 #include <fstream>
 #include <functional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -106,6 +109,65 @@ TEST(Model, GradientsAreThoseOfTheLoss) {
     value = before;
     const double expected = (above - below) / (2 * step);
     EXPECT_NEAR(memory[p][at], expected, 0.03 * std::fabs(expected) + 1e-3) << Parameters()[p].name;
+  }
+}
+
+// Two halves of a model that add up what they have are the whole one: loss and gradients.
+TEST(Model, PartsAddUpToTheWhole) {
+  std::vector<uint8_t> text;
+  for (size_t i = 0; i < 200; ++i) text.push_back(static_cast<uint8_t>(i * i % kClasses));
+  std::vector<const uint8_t*> windows;
+  for (size_t s = 0; s < 20; ++s) windows.push_back(text.data() + s);
+  const auto learn = [&](Model& model, const SumParts& sum, double* loss) {
+    *loss = model.Forward(windows, sum);
+    std::vector<std::vector<float>> gradients;
+    for (const Parameter& parameter : model.parameters()) gradients.emplace_back(parameter.count());
+    std::vector<std::span<float>> views(gradients.begin(), gradients.end());
+    model.Backward(
+        views, [](size_t) {}, sum);
+    return gradients;
+  };
+  Model whole(3);
+  double whole_loss = 0;
+  const auto wanted = learn(whole, {}, &whole_loss);
+
+  // Each half is a thread; they meet to add.
+  std::array<std::vector<float>, 2> given;
+  std::barrier meet(2);
+  std::array<std::vector<std::vector<float>>, 2> had;
+  std::array<double, 2> losses{};
+  std::vector<std::thread> threads;
+  for (size_t half = 0; half < 2; ++half) {
+    threads.emplace_back([&, half] {
+      Model model(3, {half * kHidden / 2, kHidden / 2});
+      const auto sum = [&](std::span<float> values) {
+        given[half].assign(values.begin(), values.end());
+        meet.arrive_and_wait();
+        for (size_t i = 0; i < values.size(); ++i) values[i] = given[0][i] + given[1][i];
+        meet.arrive_and_wait();
+      };
+      had[half] = learn(model, sum, &losses[half]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_NEAR(losses[0], whole_loss, 1e-3 * whole_loss);
+  EXPECT_EQ(losses[0], losses[1]);
+  for (size_t p = 0; p < Parameters().size(); ++p) {
+    const Parameter& parameter = Parameters()[p];
+    for (size_t half = 0; half < 2; ++half) {
+      const Parameter part = Model(3, {half * kHidden / 2, kHidden / 2}).parameters()[p];
+      const size_t row = parameter.cut == 0 ? half * kHidden / 2 : 0;
+      const size_t column = parameter.cut == 1 ? half * kHidden / 2 : 0;
+      double off = 0, size = 0;
+      for (size_t r = 0; r < part.rows; ++r) {
+        for (size_t c = 0; c < part.columns; ++c) {
+          const double want = wanted[p][(row + r) * parameter.columns + column + c];
+          off += std::pow(had[half][p][r * part.columns + c] - want, 2);
+          size += want * want;
+        }
+      }
+      EXPECT_LT(off, 1e-8 * size) << parameter.name << ", half " << half;
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 // Trains a language model of characters, data-parallel over the ranks of a gtrain job: an example of a model
-// without any framework on gtrain::Elastic, whose ranks may come and go.
+// without any framework on gtrain::Elastic, whose ranks may come and go. With `mesh: {dp: 2, tp: 2}` in the
+// job file two ranks have a copy of the model together, each a half of its widest layers.
 //
 //   bible -f gen1:1-rev22:21 | cut -d' ' -f2- > kjv.txt      (Debian's bible-kjv; any text will do)
 //   gtrain launch -n 4 -- build/examples/char_lm --text kjv.txt --compress 'topk density=0.01'
@@ -146,8 +147,8 @@ class Trainer {
   const Flags& flags_;
   const Text& text_;
   Model& model_;
-  const std::span<float> momentum_, squares_;  // the latter of Adam
-  const std::span<int64_t> measured_;          // one: the steps in which squares_ were
+  std::vector<float> momentum_, squares_;  // the latter of Adam
+  const std::span<int64_t> measured_;      // one: the steps in which squares_ were
   ElasticGradients& reduced_;
   std::vector<std::span<float>> gradients_;  // its memory
   std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
@@ -156,11 +157,42 @@ class Trainer {
   uint64_t generation_ = 0;          // in which the last step was computed
 };
 
-std::vector<std::vector<int64_t>> Shapes() {
+std::vector<std::vector<int64_t>> Shapes(const Model& model) {
   std::vector<std::vector<int64_t>> shapes;
-  for (const Parameter& parameter : Parameters()) shapes.push_back(parameter.shape());
+  for (const Parameter& parameter : model.parameters()) shapes.push_back(parameter.shape());
   return shapes;
 }
+
+// Of each parameter `all` has one value an element.
+void Register(Elastic& run, const Model& model, const std::string& what, std::span<float> all) {
+  size_t at = 0;
+  for (size_t i = 0; i < Parameters().size(); ++i) {
+    const Parameter& whole = Parameters()[i];
+    const std::span<float> part = all.subspan(at, model.parameters()[i].count());
+    at += part.size();
+    if (whole.cut) {
+      run.Sharded(what + whole.name, part, whole.shape(), {.splits = {{*whole.cut, "tp"}}});
+    } else {
+      run.Replicated(what + whole.name, part, whole.shape());
+    }
+  }
+}
+
+// The sums over the ranks that have the other parts of the model, for one computation.
+class Others {
+ public:
+  explicit Others(const Elastic& run) : comm_(run.Along("tp")) {}
+  SumParts sum() {
+    return [this](std::span<float> values) {
+      if (status_.ok()) status_ = comm_.ok() ? comm_->AllReduce(values) : comm_.status();
+    };
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  Result<Communicator> comm_;
+  Status status_;
+};
 
 constexpr auto kZeros = [](auto all) { std::ranges::fill(all, 0); };
 
@@ -169,11 +201,13 @@ Trainer::Trainer(Elastic& run, const Flags& flags, const Text& text, Model& mode
       flags_(flags),
       text_(text),
       model_(model),
-      momentum_(run.Replicated<float>("momentum", model.values().size(), kZeros)),
-      squares_(flags.adam ? run.Replicated<float>("squares", momentum_.size(), kZeros) : std::span<float>()),
+      momentum_(model.values().size()),
+      squares_(flags.adam ? momentum_.size() : 0),
       measured_(run.Replicated<int64_t>("measured", 1, kZeros)),
-      reduced_(run.ReduceTensors(Shapes())) {
-  run.Replicated("model", model.values());
+      reduced_(run.ReduceTensors(Shapes(model))) {
+  Register(run, model, "model/", model.values());
+  Register(run, model, "momentum/", momentum_);
+  if (flags.adam) Register(run, model, "squares/", squares_);
   for (size_t i = 0; i < reduced_.size(); ++i) gradients_.push_back(reduced_[i]);
   // For a run outside gtrain; what the job file says wins.
   run.Checkpoint({.uri = "ckpt/char_lm", .every_steps = 500});
@@ -200,8 +234,11 @@ Status Trainer::OneStep(Step& step) {
     windows.push_back(text_.classes.data() + SamplePosition(static_cast<uint64_t>(flags_.seed),
                                                             step.number() - 1, i, text_.train - kContext));
   }
-  const double loss = model_.Forward(windows);
-  model_.Backward(gradients_, [&](size_t i) { reduced_.Ready(i); });
+  Others others(run_);
+  const double loss = model_.Forward(windows, others.sum());
+  model_.Backward(
+      gradients_, [&](size_t i) { reduced_.Ready(i); }, others.sum());
+  if (!others.status().ok()) return others.status();
   const Status applied = step.Apply(reduced_, loss, [&]() noexcept { Update(step); });
   if (!applied.ok()) return applied;
   if (const Selected selected = step.reduced().selected; selected.wanted > 0)
@@ -226,9 +263,9 @@ void Trainer::Update(const Step& step) noexcept {
   size_t at = 0;
   for (const std::span<float> gradient : gradients_) {
     const std::span<float> values = model_.values().subspan(at, gradient.size());
-    const std::span<float> momentum = momentum_.subspan(at, gradient.size());
+    const std::span<float> momentum = std::span(momentum_).subspan(at, gradient.size());
     if (flags_.adam) {
-      DescendByAdam(values, momentum, squares_.subspan(at, gradient.size()), gradient, adam);
+      DescendByAdam(values, momentum, std::span(squares_).subspan(at, gradient.size()), gradient, adam);
     } else {
       Descend(values, momentum, gradient, factor, 1, rate);
     }
@@ -256,22 +293,31 @@ void Trainer::SaySelected() const {
 
 Result<double> Trainer::ValidationLoss() {
   const auto positions = static_cast<int64_t>(text_.classes.size() - text_.train - kContext);
-  const Result<double> loss = run_.Evaluate(kValidationWindows, [&](int64_t begin, int64_t end) {
-    double sum = 0;
-    while (begin < end) {
-      std::vector<const uint8_t*> windows;
-      for (; begin < end && std::ssize(windows) < kValidationBatch; ++begin)
-        windows.push_back(text_.classes.data() + text_.train + positions * begin / kValidationWindows);
-      sum += model_.Forward(windows);
-    }
-    return sum;
-  });
+  const Result<double> loss =
+      run_.Evaluate(kValidationWindows, [&](int64_t begin, int64_t end) -> Result<double> {
+        double sum = 0;
+        Others others(run_);
+        while (begin < end) {
+          std::vector<const uint8_t*> windows;
+          for (; begin < end && std::ssize(windows) < kValidationBatch; ++begin)
+            windows.push_back(text_.classes.data() + text_.train + positions * begin / kValidationWindows);
+          sum += model_.Forward(windows, others.sum());
+        }
+        if (!others.status().ok()) return others.status();
+        return sum;
+      });
   if (!loss.ok()) return loss.status();
   return *loss / static_cast<double>(kValidationWindows);
 }
 
-Status TrainText(Elastic& run, const Flags& flags, const Text& text, Model& model) {
+Status TrainText(Elastic& run, const Flags& flags, const Text& text) {
   const auto began = std::chrono::steady_clock::now();
+  const Result<LocalBox> part = run.LocalPart({static_cast<int64_t>(kHidden)}, {.splits = {{0, "tp"}}});
+  if (!part.ok()) return part.status();
+  const HiddenPart hidden{static_cast<size_t>(part->begin[0]), static_cast<size_t>(part->shape[0])};
+  if (hidden.count % kHiddenUnit != 0 || kHidden % hidden.count != 0)
+    return Wrong("the axis tp of the mesh divides " + std::to_string(kHidden / kHiddenUnit));
+  Model model(static_cast<uint64_t>(flags.seed), hidden);
   Trainer trainer(run, flags, text, model);
   if (const Status trained = trainer.Train(); !trained.ok()) return trained;
   if (run.stopped()) {
@@ -313,6 +359,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "char_lm: %s\n", text.status().message().c_str());
     return kExitFailed;
   }
-  Model model(static_cast<uint64_t>(flags->seed));
-  return gtrain::Main(argc, argv, [&](gtrain::Elastic& run) { return TrainText(run, *flags, *text, model); });
+  return gtrain::Main(argc, argv, [&](gtrain::Elastic& run) { return TrainText(run, *flags, *text); });
 }

@@ -69,51 +69,53 @@ std::vector<MeshAxis> ReadMesh(const std::string& text, Reader& reader) {
     mesh.push_back({std::string(axis.first), size});
   }
   return mesh;
-  // What must be equal on ranks that are to compute the same bits (docs/protocols/rank-environment.md).
-  void ReadDeterminism(const std::function<const char*(const char*)>& get, Reader& reader,
-                       RankEnvironment* env) {
-    constexpr int kVirtualRanksMax = 65'536;
-    constexpr const char* kThreads[] = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-                                        "BLIS_NUM_THREADS"};
-    constexpr char kName[] = "GTRAIN_VIRTUAL_RANKS";
-    if (get(kName) == nullptr) return;
-    env->virtual_ranks = reader.Number<int>(kName);
-    if (env->virtual_ranks < 1 || env->virtual_ranks > kVirtualRanksMax)
-      reader.Fail(kName, absl::StrCat("is ", env->virtual_ranks, ", not 1 to ", kVirtualRanksMax));
-    for (const char* name : kThreads) {
-      const char* value = get(name);
-      absl::StrAppend(&env->threads, env->threads.empty() ? "" : " ", name, value == nullptr ? " unset" : "=",
-                      value == nullptr ? "" : value);
-    }
-  }
+}
 
-  // Started by hand. Ranks of another launcher would each believe to be alone: refused.
-  absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const char*)>& get) {
-    // torchrun's, Open MPI's, MPICH's (and Intel MPI's), and that of srun for what it starts: an allocation
-    // alone has no step of more than one task.
-    for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-      const char* world = get(name);
-      int ranks = 1;
-      if (world == nullptr || !absl::SimpleAtoi(world, &ranks) || ranks <= 1) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat(name, " is ", ranks,
-                       " but GTRAIN_GENERATION is not set: these ranks were started by "
-                       "another launcher. Start them with `gtrain launch -n ",
-                       ranks, " -- PROGRAM`"));
-    }
-    RankEnvironment env;
-    env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
-    Reader reader(get);
-    env.global_batch = GlobalBatch(get, reader);
-    ReadDeterminism(get, reader, &env);
-    GT_RETURN_IF_ERROR(reader.status());
-    env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
-    env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
-    env.members.resize(1);
-    env.members[0].node = NodeId("local");
-    env.members[0].address = "127.0.0.1";
-    return env;
+// What must be equal on ranks that are to compute the same bits (docs/protocols/rank-environment.md).
+void ReadDeterminism(const std::function<const char*(const char*)>& get, Reader& reader,
+                     RankEnvironment* env) {
+  constexpr int kVirtualRanksMax = 65'536;
+  constexpr const char* kThreads[] = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+                                      "BLIS_NUM_THREADS"};
+  constexpr char kName[] = "GTRAIN_VIRTUAL_RANKS";
+  if (get(kName) == nullptr) return;
+  env->virtual_ranks = reader.Number<int>(kName);
+  if (env->virtual_ranks < 1 || env->virtual_ranks > kVirtualRanksMax)
+    reader.Fail(kName, absl::StrCat("is ", env->virtual_ranks, ", not 1 to ", kVirtualRanksMax));
+  for (const char* name : kThreads) {
+    const char* value = get(name);
+    absl::StrAppend(&env->threads, env->threads.empty() ? "" : " ", name, value == nullptr ? " unset" : "=",
+                    value == nullptr ? "" : value);
   }
+}
+
+// Started by hand. Ranks of another launcher would each believe to be alone: refused.
+absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const char*)>& get) {
+  // torchrun's, Open MPI's, MPICH's (and Intel MPI's), and that of srun for what it starts: an allocation
+  // alone has no step of more than one task.
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* world = get(name);
+    int ranks = 1;
+    if (world == nullptr || !absl::SimpleAtoi(world, &ranks) || ranks <= 1) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, " is ", ranks,
+                     " but GTRAIN_GENERATION is not set: these ranks were started by "
+                     "another launcher. Start them with `gtrain launch -n ",
+                     ranks, " -- PROGRAM`"));
+  }
+  RankEnvironment env;
+  env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
+  Reader reader(get);
+  env.global_batch = GlobalBatch(get, reader);
+  ReadDeterminism(get, reader, &env);
+  GT_RETURN_IF_ERROR(reader.status());
+  env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
+  env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
+  env.members.resize(1);
+  env.members[0].node = NodeId("local");
+  env.members[0].address = "127.0.0.1";
+  return env;
+}
 
 }  // namespace
 

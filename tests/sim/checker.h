@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -78,6 +79,7 @@ class Checker {
   void RankMeetsStorageFault(const RankProcess& rank);  // it says so and is about to end
   void GangSteps(const Gang& gang);
   void RankLies(const RankProcess& rank, int64_t step);  // it says that it has made this step
+  // And INV-14.
   void BarrierPassed(const RankProcess& rank, const std::vector<std::string>& blobs);
 
   // Clients.
@@ -165,6 +167,7 @@ class Checker {
 
   bool CloudKeptItsMachine(int machine) const;
   void CheckNewest(const core::GenerationGrant& grant);
+  void KeepsItsPart(const RankProcess& rank);
   void CheckResize(const core::JobRecord& record);
   void CheckGoodput(const core::JobRecord& record);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
@@ -195,6 +198,8 @@ class Checker {
   uint64_t epoch_ = 0;
   std::map<std::string, core::Record> written_;  // what the disk holds and what waits for it
   std::map<JobId, JobTruth> jobs_;
+  // The part of the model that a process has, by the generation and rank as which it was started.
+  std::map<std::tuple<JobId, uint64_t, int>, int> parts_;
   std::map<std::pair<JobId, uint64_t>, GenerationTruth> generations_;
   std::map<NodeId, NodeTruth> nodes_;
   std::map<int, AgentTruth> agents_;

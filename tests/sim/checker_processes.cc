@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "job/spec/mesh.h"
 #include "runtime/core/values/job_state.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/machine.h"
@@ -228,8 +229,22 @@ void Checker::RankLies(const RankProcess& rank, int64_t step) {
   job.step_in_memory = std::max(job.step_in_memory, step);
 }
 
+// INV-14: a process has one part of the model as long as it lives.
+void Checker::KeepsItsPart(const RankProcess& rank) {
+  const spec::JobSpec* spec = SpecOf(rank.job);
+  const auto unit = spec == nullptr ? 1 : static_cast<int>(spec::ShapeOf(spec->mesh).model_ranks);
+  if (unit == 1 || !spec->in_place) return;
+  const int part = rank.rank % unit;
+  const auto [had, first] = parts_.try_emplace({rank.job, rank.born.born, rank.born.born_rank}, part);
+  if (first || had->second == part) return;
+  kernel_.Fail("INV-14", absl::StrCat("process ", rank.pid, " of ", rank.job.value, " has part ", had->second,
+                                      " of ", unit, " in memory, and is rank ", rank.rank, " of ",
+                                      G(rank.job, rank.generation)));
+}
+
 // INV-1: one entry barrier a generation.
 void Checker::BarrierPassed(const RankProcess& rank, const std::vector<std::string>& blobs) {
+  KeepsItsPart(rank);
   std::string all;
   for (const std::string& blob : blobs) absl::StrAppend(&all, blob, ";");
   const uint64_t hash = std::hash<std::string>()(all);

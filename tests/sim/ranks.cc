@@ -273,11 +273,11 @@ void Ranks::BeginTraining(Gang& gang, int64_t restored) {
   std::vector<elastic::MemberState> members;
   for (const auto& [number, rank] : gang.ranks)
     members.push_back({.applied = rank->step, .held = -1, .as_made = rank->step < 0});
-  const elastic::Agreement agreed = elastic::Agree(members);
+  const elastic::Agreement agreed = elastic::Agree(members, std::vector<int>(members.size()), 1);
   int64_t takes = kernel_.Between(kMs, 20 * kMs);
   sharding::SampleCursor cursor;
   if (agreed.step >= 0) {
-    cursor = gang.ranks.at(agreed.source)->cursor;
+    cursor = gang.ranks.at(agreed.source())->cursor;
     if (agreed.AnyNeeds()) takes += training.TimeOf(training.link_rate);
   } else {
     cursor = sharding::Advance(training.samples, {}, restored);

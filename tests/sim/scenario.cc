@@ -132,18 +132,20 @@ class Runner {
 
   void Nodes() { Boot(Number(line_.Word(1)), Number(line_.Option("cpus", "4")), 1); }
 
-  // submit NAME ranks=N|MIN-MAX [cpus=N] [sdk=yes] [steps=N] [save_every=N] [in-place=yes] [startup=TIME];
-  // does not wait for the answer
+  // submit NAME ranks=N|MIN-MAX [cpus=N] [sdk=yes] [steps=N] [save_every=N] [in-place=yes] [tp=N]
+  // [startup=TIME]; does not wait for the answer
   void Submit() {
     const std::string name = line_.Word(1);
     const bool in_place = line_.Option("in-place", "no") == "yes";
+    const std::string tp = line_.Option("tp", "");
     const std::pair<std::string, std::string> range = absl::StrSplit(line_.Option("ranks", "1"), '-');
     const std::string ranks = range.second.empty()
                                   ? range.first
                                   : absl::StrCat("{min: ", range.first, ", max: ", range.second, "}");
     const std::string text = absl::StrCat(
         "name: ", name, "\nrun: train\nranks: ", ranks, "\nresources: {cpus: ", line_.Option("cpus", "1"),
-        "}\nstop_grace: 5s\n", in_place ? "elastic: {mode: in-place}\n" : "");
+        "}\nstop_grace: 5s\n", in_place ? "elastic: {mode: in-place}\n" : "",
+        tp.empty() ? "" : absl::StrCat("mesh: {dp: \"*\", tp: ", tp, "}\n"));
     Program program;
     program.stays = in_place;
     program.sdk = line_.Option("sdk", "yes") == "yes";

@@ -236,8 +236,10 @@ std::string World::DrawSpec(Program* program) {
   const int count = 1 + static_cast<int>(rng.Below(static_cast<uint64_t>(most)) * rng.Unit());
   std::string text =
       absl::StrCat("name: j", submitted_, "\nrun: train\nresources: {cpus: ", 1 + rng.Below(2), "}\n");
+  ranks_drawn_ = {count, count};
   if (rng.Chance(0.3)) {
-    absl::StrAppend(&text, "ranks: {min: ", count, ", max: ", count + static_cast<int>(rng.Below(8)), "}\n");
+    ranks_drawn_.second = count + static_cast<int>(rng.Below(8));
+    absl::StrAppend(&text, "ranks: {min: ", count, ", max: ", ranks_drawn_.second, "}\n");
   } else {
     absl::StrAppend(&text, "ranks: ", count, "\n");
   }
@@ -266,6 +268,12 @@ void World::DrawInPlace(Program* program, std::string* text) {
   if (spares > 0) ++kernel.counts["job with spares"];
   absl::StrAppend(text, "elastic: {mode: in-place, spares: ", spares, "}\n");
   program->stays = program->sdk && elastic_rng_.Chance(0.9);
+  // Where it may be: two to four ranks have a copy of the model together.
+  const int unit = 2 + static_cast<int>(elastic_rng_.Below(3));
+  if (ranks_drawn_.first % unit == 0 && ranks_drawn_.second % unit == 0 && elastic_rng_.Chance(0.7)) {
+    ++kernel.counts["job of a mesh in place"];
+    absl::StrAppend(text, "mesh: {dp: \"*\", tp: ", unit, "}\n");
+  }
   if (elastic_rng_.Chance(0.2)) program->letting_go = static_cast<int64_t>(elastic_rng_.Below(10 * kSec));
 }
 

@@ -148,6 +148,7 @@ class World {
   std::map<std::pair<int, int>, int64_t> partial_;
   std::vector<JobId> known_jobs_;
   int faults_ = 0, submitted_ = 0;
+  std::pair<int, int> ranks_drawn_;  // of the spec that is being drawn: min and max
   bool quiet_ = false;
 };
 
