@@ -266,7 +266,7 @@ absl::StatusOr<std::vector<Outcome>> Bitwise(Bench& bench, bool quick) {
     const char* gradients;
     int64_t weights, steps;
   };
-  constexpr Row kRows[] = {{"4 KB", 1'000, 400}, {"4 MB", 1'000'000, 200}, {"64 MB", 16'000'000, 60}};
+  constexpr Row kRows[] = {{"4 KB", 1'000, 400}, {"4 MB", 1'000'000, 200}, {"64 MB", 16'000'000, 50}};
   std::vector<Outcome> all;
   for (const Row& row : kRows) {
     for (const int parts : {4, 16}) {
@@ -278,7 +278,7 @@ absl::StatusOr<std::vector<Outcome>> Bitwise(Bench& bench, bool quick) {
                             {}};
       comparison.peers.push_back(
           {"all-reduce", [&] { return bench.Step("determinism: none", row.weights, row.steps); }});
-      GT_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Measure(comparison, quick ? 3 : 7));
+      GT_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Measure(comparison, quick ? 3 : 5));
       all.insert(all.end(), outcomes.begin(), outcomes.end());
     }
   }

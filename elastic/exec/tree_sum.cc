@@ -88,7 +88,8 @@ void TreeSum::Add(double loss) {
 }
 
 // One piece of the buffers through all rounds. The last piece holds the loss, whole.
-absl::Status TreeSum::SumPiece(Communicator& comm, size_t begin, size_t end, float scale) {
+absl::Status TreeSum::SumPiece(Communicator& comm, const std::vector<TreeRound>& rounds, size_t begin,
+                               size_t end, float scale) {
   const size_t floats = std::min(end, floats_) - begin;
   const bool has_loss = end > floats_;
   const size_t bytes = (end - begin) * sizeof(float);
@@ -100,7 +101,7 @@ absl::Status TreeSum::SumPiece(Communicator& comm, size_t begin, size_t end, flo
     SetLoss(left, LossOf(left) + more);
   };
   size_t first = 0, last = blocks_.size() - 1;
-  for (const TreeRound& round : RoundsOf(leaves_, rank_, ranks_)) {
+  for (const TreeRound& round : rounds) {
     std::vector<Message> messages;
     if (round.receive_from >= 0) {
       messages.push_back(
@@ -124,9 +125,10 @@ absl::Status TreeSum::SumPiece(Communicator& comm, size_t begin, size_t end, flo
 
 absl::Status TreeSum::SumOverRanks(Communicator& comm, float scale) {
   arriving_.resize(std::min(kPieceFloats, floats_) + kLossFloats);
+  const std::vector<TreeRound> rounds = RoundsOf(leaves_, rank_, ranks_);
   for (size_t begin = 0; !blocks_.empty();) {
     const size_t end = begin + kPieceFloats < floats_ ? begin + kPieceFloats : Values();
-    GT_RETURN_IF_ERROR(SumPiece(comm, begin, end, scale));
+    GT_RETURN_IF_ERROR(SumPiece(comm, rounds, begin, end, scale));
     if (end == Values()) break;
     begin = end;
   }

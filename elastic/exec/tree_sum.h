@@ -49,7 +49,8 @@ class TreeSum {
   size_t Values() const;
   Buffer& Slot(size_t index);
   void AddBuffer(Buffer& left, const Buffer& right) const;
-  absl::Status SumPiece(Communicator& comm, size_t begin, size_t end, float scale);
+  absl::Status SumPiece(Communicator& comm, const std::vector<TreeRound>& rounds, size_t begin, size_t end,
+                        float scale);
   absl::Status SumOverRanks(Communicator& comm, float scale);
   absl::Status Measure(Communicator& comm, absl::Duration tree);
 

@@ -47,7 +47,7 @@ struct TreeRound {
 
 // The exchanges of `rank`, in their order, behind the folding of its own leaves. At most log2(leaves),
 // rounded up, each of at most one message either way; a rank of n that all have the same power of two of
-// leaves sends one block, and rank 0 receives log2(n). O(log leaves) whatever the number of ranks.
+// leaves sends one block, and rank 0 receives log2(n). O(leaves of this rank + log leaves).
 std::vector<TreeRound> RoundsOf(int leaves, int rank, int ranks);
 
 // The largest nodes within `run`, in order: what a rank has when it has folded its leaves. At most

@@ -2,11 +2,12 @@
 import hashlib
 import itertools
 import os
+import random
 import signal
 import unittest
 
 import harness
-from harness import wait_until
+from harness import soak, wait_until
 
 NETWORK = os.path.join(os.path.dirname(harness.GTRAIN), '..', 'tests', 'e2e_elastic_bitwise')
 STEPS = 2000
@@ -96,6 +97,24 @@ class BitwiseTest(harness.GtrainTest):
         self.assertTrue(all(size in rest for size in (2, 4, 2, 3, 4, 3)), sizes)
         self.assertEqual(len(set(digests.values())), 1, digests)
         self.assertRegex(self.job('four')['compression'], r'^bitwise, a tree of 8 virtual ranks over 4 ranks: \S+ ms a step, an all-reduce')
+
+    def test_kills_at_any_moment_change_no_bit(self):
+        """P1: ranks die between any two instructions of a step. GTRAIN_SOAK=1: 200 times."""
+        seed = random.SystemRandom().randrange(1 << 32)
+        rng = random.Random(seed)
+        self.launch('alone', 1, steps=soak(100_000, 6_000))
+        self.launch('killed', 4, 5, 'mode: in-place, determinism: bitwise, virtual_ranks: 8', steps=soak(100_000, 6_000))
+        for kill in range(soak(200, 8)):
+            pids = self.await_size('killed', 4)
+            at = self.newest('killed')[0][1]
+            wait_until(f'steps after {at}', lambda: self.newest('killed')[0][1] >= at + rng.randrange(2, 12))
+            victim = rng.choice(pids)
+            os.kill(victim, signal.SIGKILL)
+            wait_until(f'a generation without {victim}', lambda: victim not in self.newest('killed')[1])
+        self.await_size('killed', 4)
+        open(os.path.join(self.folder('killed'), 'fast'), 'w').close()
+        self.assertEqual(self.digest('killed', 4), self.digest('alone', 1), f'seed {seed}')
+        self.assertGreater(self.newest('killed')[0][0], 8)
 
     def test_a_job_that_restarts_has_the_same_bits(self):
         self.launch('alone', 1, steps=120)
