@@ -50,17 +50,18 @@ class Market:
                 self.note(node, 'up')
                 self.test.start_agent(node, '--cpus', '1', GTRAIN_JOIN_TOKEN=self.test.tokens[node])
 
-    def take(self, node):
-        self.given.remove(node)
-        self.note(node, 'gone')
-        self.test.end_machine(node)
+    def take(self, nodes):
+        for node in nodes:
+            self.given.remove(node)
+            self.note(node, 'gone')
+        if nodes:
+            self.test.end_machines(nodes)
 
     def play(self):
         for tick, count in enumerate(self.counts):
             wait_until(f'tick {tick}', lambda: time.monotonic() >= self.zero + tick * self.gap, self.gap + harness.PATIENCE)
             with self.lock:
-                while len(self.given) > count:
-                    self.take(self.rng.choice(self.given))
+                self.take(self.rng.sample(self.given, max(0, len(self.given) - count)))
                 while len(self.given) < count:
                     self.order()
         wait_until('the end', lambda: time.monotonic() >= self.zero + len(self.counts) * self.gap, self.gap + harness.PATIENCE)
@@ -75,11 +76,11 @@ class Market:
 class SpotTest(cluster.ClusterTest):
     agent_count = 0
 
-    def end_machine(self, node):
-        """Everything that runs below the machine's folder, also what is started meanwhile."""
-        mark = self.node_home(node).encode() + b'/'
+    def end_machines(self, nodes):
+        """Everything that runs below the machines' folders, also what is started meanwhile."""
+        marks = [self.node_home(node).encode() + b'/' for node in nodes]
         while True:
-            pids = [pid for pid in self.marked() if mark in harness.read_proc(pid, 'environ') and pid != os.getpid()]
+            pids = [pid for pid in self.marked() if any(mark in harness.read_proc(pid, 'environ') for mark in marks)]
             for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
