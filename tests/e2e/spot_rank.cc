@@ -31,6 +31,9 @@ gtrain::Status Train(gtrain::Elastic& run, char** words) {
   std::ofstream out(std::string(words[1]) + "/rank." + std::to_string(getpid()));
   out << "node " << (node == nullptr ? "?" : node) << std::endl;
   return run.Train(data, [&](gtrain::Step& step) {
+    // Those under which the share was computed: an update may be made behind the end of the generation.
+    const auto generation = run.session().generation();
+    const int rank = run.session().rank(), ranks = run.session().world_size();
     const auto share = static_cast<int64_t>(step.samples().size());
     std::ranges::fill(gradients[0], static_cast<float>(share));
     poll(nullptr, 0, static_cast<int>(share * sample_us / 1000));  // stands for computing
@@ -38,9 +41,8 @@ gtrain::Status Train(gtrain::Elastic& run, char** words) {
     return step.Apply(gradients, 0, [&]() noexcept {
       for (float& weight : w) weight += 1;
       const auto now = std::chrono::steady_clock::now().time_since_epoch();
-      out << run.session().generation() << " " << run.session().rank() << " " << run.session().world_size()
-          << " " << step.number() << " " << step.epoch() << " " << step.batch() << " "
-          << (share > 0 ? step.samples().front() : -1) << " " << share << " "
+      out << generation << " " << rank << " " << ranks << " " << step.number() << " " << step.epoch() << " "
+          << step.batch() << " " << (share > 0 ? step.samples().front() : -1) << " " << share << " "
           << std::chrono::nanoseconds(now).count() << std::endl;
     });
   });

@@ -50,17 +50,18 @@ class Market:
                 self.note(node, 'up')
                 self.test.start_agent(node, '--cpus', '1', GTRAIN_JOIN_TOKEN=self.test.tokens[node])
 
-    def take(self, node):
-        self.given.remove(node)
-        self.note(node, 'gone')
-        self.test.end_machine(node)
+    def take(self, nodes):
+        for node in nodes:
+            self.given.remove(node)
+            self.note(node, 'gone')
+        if nodes:
+            self.test.end_machines(nodes)
 
     def play(self):
         for tick, count in enumerate(self.counts):
             wait_until(f'tick {tick}', lambda: time.monotonic() >= self.zero + tick * self.gap, self.gap + harness.PATIENCE)
             with self.lock:
-                while len(self.given) > count:
-                    self.take(self.rng.choice(self.given))
+                self.take(self.rng.sample(self.given, max(0, len(self.given) - count)))
                 while len(self.given) < count:
                     self.order()
         wait_until('the end', lambda: time.monotonic() >= self.zero + len(self.counts) * self.gap, self.gap + harness.PATIENCE)
@@ -75,11 +76,11 @@ class Market:
 class SpotTest(cluster.ClusterTest):
     agent_count = 0
 
-    def end_machine(self, node):
-        """Everything that runs below the machine's folder, also what is started meanwhile."""
-        mark = self.node_home(node).encode() + b'/'
+    def end_machines(self, nodes):
+        """Everything that runs below the machines' folders, also what is started meanwhile."""
+        marks = [self.node_home(node).encode() + b'/' for node in nodes]
         while True:
-            pids = [pid for pid in self.marked() if mark in harness.read_proc(pid, 'environ') and pid != os.getpid()]
+            pids = [pid for pid in self.marked() if any(mark in harness.read_proc(pid, 'environ') for mark in marks)]
             for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -99,35 +100,27 @@ class SpotTest(cluster.ClusterTest):
         return found
 
     def batches(self, found, nodes):
-        """What all processes say of a step is one: the batches of each generation in turn, without those updates that a rank that was
-        lost made alone and that the others, who held the gradients, made behind the end of their generation."""
-        by_generation, newest, events = {}, {}, []
+        """The batches of each generation in turn. What all processes say of a step is one, also those that made the update behind the end
+        of the generation that computed it: they write down that one."""
+        by_generation, events = {}, []
         for pid, (node, steps) in found.items():
             self.assertEqual([step[3] for step in steps], list(range(steps[0][3], steps[0][3] + len(steps))) if steps else [], f'process {pid}')
             for step in steps:
                 by_generation.setdefault(step[0], {}).setdefault(step[3], []).append((pid, step))
         for generation, steps in sorted(by_generation.items()):
-            members = {pid for lines in steps.values() for pid, _ in lines}
-            behind = max((newest[pid] for pid in members if pid in newest), default=min(steps) - 1)
-            self.assertLessEqual(min(steps), behind + 1, f'generation {generation} leaves out a step')
-            while events and 'first' in events[-1] and events[-1]['step'] == behind + 1 and any(pid in newest for pid in members):
-                events.pop()  # nobody who is left had made it: they make it now
-            first = [step for step in sorted(steps) if step > behind]
-            for step in first:
+            where = [nodes[found[pid][0]] for pid in sorted({pid for lines in steps.values() for pid, _ in lines})]
+            for step in sorted(steps):
                 claims = {(line[2], line[4], line[5], line[6] - line[1] * (line[5] // line[2]) - min(line[1], line[5] % line[2]))
                           for _, line in steps[step] if line[7]}
                 self.assertEqual(len(claims), 1, f'ranks do not agree on the batch of step {step}: {steps[step]}')
                 ranks, epoch, count, begin = claims.pop()
                 at = min(line[8] for _, line in steps[step])
-                if step == first[0]:
-                    took = -(-count // ranks) * self.sample_seconds
-                    where = [nodes[found[pid][0]] for pid in sorted(members)]
-                    events.append({'at': round(at - took, 3), 'generation': generation, 'begins_behind': behind,
+                if step == min(steps):  # a rank that was lost before its first update left no word
+                    began = at - -(-count // ranks) * self.sample_seconds
+                    events.append({'at': round(began, 3), 'generation': generation, 'begins_behind': step - 1,
                                    'nodes': where + [where[0]] * (ranks - len(where))})
                 events.append({'at': round(at, 3), 'generation': generation, 'ranks': ranks, 'step': step, 'epoch': epoch, 'first': begin,
                                'count': count})
-            for pid, line in (item for lines in steps.values() for item in lines):
-                newest[pid] = max(newest.get(pid, 0), line[3])
         return events
 
     def run_spot(self, counts, gap, starts, ranks, sample_seconds, every):

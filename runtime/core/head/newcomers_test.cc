@@ -216,7 +216,7 @@ TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
 // N5: they lose nothing, so they wait for no checkpoint, but for the room to last.
 TEST_F(NewcomersTest, WhoGoesOnGrowsWithoutACheckpoint) {
   Hello("1", 2);
-  const JobId job = Submit("train 2 4 in-place");
+  const JobId job = Submit("train 2 6 in-place");
   StartRanks(job);
   StayAndStep(job, 1, 5);
   sent_.clear();
