@@ -134,8 +134,9 @@ absl::Status ElasticRun::Settle() {
   }
   if (reducer_ != nullptr) {
     GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
-    reducer_has_it_ = carries_ = true;
-    carriers_ = comm_->size();
+    reducer_has_it_ = true;
+    carries_ = std::ranges::any_of(residuals_, [](const BlockRange& range) { return range.size > 0; });
+    carriers_ = carries_ ? comm_->size() : 0;
   }
   settled_ = true;
   SayWhere();
@@ -379,8 +380,8 @@ absl::Status ElasticRun::ReduceGradients() {
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
   const bool reopens = session_->rank() == 0 && reopen_at_ && RealClock().Now() >= *reopen_at_;
-  std::array<double, 4> sums = {loss_, session_->StopRequested() ? 1.0 : 0.0, opens ? 1.0 : 0.0,
-                                reopens ? 1.0 : 0.0};
+  std::array<double, 4> sums = {loss_, wants_stop_ || session_->StopRequested() ? 1.0 : 0.0,
+                                opens ? 1.0 : 0.0, reopens ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
   loss_ = sums[0] / batch;
   has_loss_ = true;

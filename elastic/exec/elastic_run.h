@@ -101,6 +101,10 @@ class ElasticRun {
   // The mean over its batch; nullopt: a rank was lost before the losses were summed, and not the gradients.
   std::optional<double> loss() const { return has_loss_ ? std::optional(loss_) : std::nullopt; }
 
+  // The program wants no more: all ranks end behind the next step that they make, as when the user asks to
+  // stop. One of them suffices.
+  void Stop() { wants_stop_ = true; }
+
   // Between steps and at the end, by all ranks after the same step. True: values[i] is the sum of theirs.
   // False: a rank was lost. The next Begin goes on, and at the end says so again: then all sum again, the
   // ranks that are new as well. The result must change no state: others may not have got it.
@@ -174,7 +178,7 @@ class ElasticRun {
   std::unique_ptr<Reducer> reducer_;  // of the generation, or of the one before; null: gradients are summed
   std::vector<float> carried_;        // what compression carries over, when no reducer does
   bool reducer_has_it_ = false;       // what compression carries over is in reducer_
-  bool carries_ = false;              // this rank took part in a generation that compressed
+  bool carries_ = false;              // this rank took part in a generation with error feedback
   int64_t carriers_ = 0;              // the ranks of the last generation that did
   int64_t residuals_lost_ = 0;
   std::vector<BlockRange> residuals_;  // where they stand in carried_
@@ -192,6 +196,7 @@ class ElasticRun {
   sharding::SampleBlock block_{};  // step and cursor as they are handed over and saved
   double loss_ = 0;                // mean of the step that is held
   bool has_loss_ = false;
+  bool wants_stop_ = false;  // this rank's program
   bool stop_ = false, saved_last_ = false, said_end_ = false;
   int64_t reforms_ = 0;
 };
