@@ -252,8 +252,6 @@ core::AgentConfig AgentConfigOf(int number, const net::KeyPair& keys, const Clus
   config.inventory.numa_nodes = 1;
   config.inventory.memory_bytes = uint64_t{16} << 30;
   config.parse_spec = spec::ParseCanonical;
-  config.read_secret = [](const std::string&) { return absl::NotFoundError("none"); };
-  config.port_is_free = [](const std::string&, int) { return true; };
   config.job_hash = [](const spec::JobSpec&) { return std::string("0"); };
   config.make_token = [] { return std::string(32, '0'); };
   return config;

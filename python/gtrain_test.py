@@ -663,6 +663,12 @@ class ElasticTest(unittest.TestCase):
                 checkpointer.replicated(w=w)  # has the shape that it was registered with
                 self.assertEqual(checkpointer.restore(may_be_missing=["*"]), 3)
                 self.assertTrue(w.any())
+            early = gtrain.Elastic(session, samples=100, global_batch=2)
+            for step in early:
+                if step.number == 3:
+                    early.stop()
+                step.apply(0, lambda: None)
+            self.assertEqual((step.number, early.stopped), (3, True), "behind the step that it is in")
             with self.assertRaisesRegex(gtrain.InvalidArgument, "is not a codec"):
                 gtrain.Elastic(session, samples=6, global_batch=2, compression="zip")
 

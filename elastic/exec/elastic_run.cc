@@ -218,8 +218,9 @@ absl::Status ElasticRun::Settle() {
   }
   if (reducer_ != nullptr) {
     GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
-    reducer_has_it_ = carries_ = true;
-    carriers_ = comm_->size();
+    reducer_has_it_ = true;
+    carries_ = std::ranges::any_of(residuals_, [](const BlockRange& range) { return range.size > 0; });
+    carriers_ = carries_ ? comm_->size() : 0;
   }
   settled_ = true;
   SayWhere();
@@ -267,29 +268,46 @@ absl::Status ElasticRun::HandOverFresh() {
   GT_RETURN_IF_ERROR(BroadcastState(*comm_, all, !is_all, /*sharded=*/false, /*replicated=*/true));
   GT_RETURN_IF_ERROR(BroadcastState(copies(), PlaceIn(session_->mesh(), of_cell).copy, !is_of_cell,
                                     /*sharded=*/true, /*replicated=*/false));
-  GT_RETURN_IF_ERROR(CheckCopies());
+  GT_RETURN_IF_ERROR(CompareHash(*comm_, /*sharded=*/false, /*replicated=*/true));
+  GT_RETURN_IF_ERROR(CompareHash(copies(), /*sharded=*/true, /*replicated=*/false));
   GT_RETURN_IF_ERROR(ReadBlock());
   applied_ = cursor_.step;
   return absl::OkStatus();
 }
 
-// Who needs the state has it from a copy of its part of the model.
+// Who needs the state has it from a copy of its part of the model. The others go on: only their first
+// reduction waits.
 absl::Status ElasticRun::HandOver() {
   const int source = agreement_.sources[static_cast<size_t>(place_.cell)];
   const bool takes = applied_ != agreement_.step;
+  const bool has_takers = CopyNeeds();
+  const bool takes_part = has_takers && (takes || session_->rank() == source);
+  // The source is the first of them.
+  GT_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> among,
+                      copies().Split(takes_part ? 0 : -1, takes ? 1 + session_->rank() : 0));
+  if (!takes_part) return absl::OkStatus();
   if (takes) {
     applied_ = -1;
     as_made_ = false;
   }
   FillBlock();
-  const int copy = PlaceIn(session_->mesh(), source).copy;
-  GT_RETURN_IF_ERROR(copies().Broadcast(block_.data(), block_.size(), DType::kInt64, copy));
-  GT_RETURN_IF_ERROR(BroadcastState(copies(), copy, takes, /*sharded=*/true, /*replicated=*/true));
-  GT_RETURN_IF_ERROR(CheckCopies());
+  GT_RETURN_IF_ERROR(among->Broadcast(block_.data(), block_.size(), DType::kInt64, /*root=*/0));
+  GT_RETURN_IF_ERROR(BroadcastState(*among, /*source=*/0, takes, /*sharded=*/true, /*replicated=*/true));
+  GT_RETURN_IF_ERROR(CompareHash(*among, /*sharded=*/true, /*replicated=*/true));
   if (!takes) return absl::OkStatus();
   GT_RETURN_IF_ERROR(ReadBlock());
   applied_ = cursor_.step;
   return absl::OkStatus();
+}
+
+// Whether a rank with this part of the model needs the state.
+bool ElasticRun::CopyNeeds() const {
+  const std::vector<MeshAxis> mesh = session_->mesh();
+  for (size_t rank = 0; rank < agreement_.parts.size(); ++rank) {
+    const bool needs = agreement_.parts[rank] == Part::kNeeds;
+    if (needs && PlaceIn(mesh, static_cast<int>(rank)).cell == place_.cell) return true;
+  }
+  return false;
 }
 
 absl::Status ElasticRun::BroadcastState(Communicator& comm, int source, bool takes, bool sharded,
@@ -307,17 +325,12 @@ absl::Status ElasticRun::BroadcastState(Communicator& comm, int source, bool tak
   return absl::OkStatus();
 }
 
-// Every rank hashes what it has: a difference is not a copy that went wrong alone, but also state that was
-// not equal on all ranks.
-absl::Status ElasticRun::CheckCopies() {
-  GT_RETURN_IF_ERROR(CompareHash(*comm_, /*sharded=*/false));
-  return place_.cells == 1 ? absl::OkStatus() : CompareHash(copies(), /*sharded=*/true);
-}
-
-absl::Status ElasticRun::CompareHash(Communicator& comm, bool sharded) {
+// Each hashes what it has: a difference is not a copy that went wrong alone, but also state that was not
+// equal on all ranks.
+absl::Status ElasticRun::CompareHash(Communicator& comm, bool sharded, bool replicated) {
   ckpt::Xxh3 hash;
   for (const State& state : states_) {
-    if (state.sharded == sharded || place_.cells == 1) hash.Add({state.data, state.bytes});
+    if (state.sharded ? sharded : replicated) hash.Add({state.data, state.bytes});
   }
   const ckpt::HashBytes mine = hash.Bytes();
   std::vector<uint8_t> all(mine.size() * static_cast<size_t>(comm.size()));
@@ -326,10 +339,9 @@ absl::Status ElasticRun::CompareHash(Communicator& comm, bool sharded) {
     if (std::memcmp(all.data() + static_cast<size_t>(rank) * mine.size(), all.data(), mine.size()) == 0)
       continue;
     const std::string of_part =
-        sharded ? absl::StrCat("copy ", rank, " of part ", place_.cell) : absl::StrCat("rank ", rank);
+        place_.cells == 1 ? "" : absl::StrCat(" of part ", place_.cell, " of the model");
     return absl::FailedPreconditionError(
-        absl::StrCat("the state of ", of_part, " is not that of ", sharded ? "copy 0" : "rank 0",
-                     " after step ", cursor_.step,
+        absl::StrCat("the state", of_part, " of two ranks is not the same after step ", cursor_.step,
                      ": something but the update of a step has changed it, or the update is not the same on "
                      "all ranks"));
   }
@@ -528,8 +540,9 @@ absl::Status ElasticRun::ReduceGradients() {
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
   const bool reopens = session_->rank() == 0 && reopen_at_ && RealClock().Now() >= *reopen_at_;
-  std::array<double, 4> sums = {place_.speaks ? loss_ : 0.0, session_->StopRequested() ? 1.0 : 0.0,
-                                opens ? 1.0 : 0.0, reopens ? 1.0 : 0.0};
+  const bool stops = wants_stop_ || session_->StopRequested();
+  std::array<double, 4> sums = {place_.speaks ? loss_ : 0.0, stops ? 1.0 : 0.0, opens ? 1.0 : 0.0,
+                                reopens ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
   loss_ = (parts_->bitwise() ? loss_ : sums[0]) / batch;
   has_loss_ = true;

@@ -12,8 +12,9 @@
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
 // a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
-// communicator, an all-gather of 40 bytes a rank and, where a rank is new, a broadcast of the state and, on
-// every rank, one reading of it for its hash of 16 bytes, which all gather. On m machines that is, until all
+// communicator, an all-gather of 40 bytes a rank and, where a rank is new, a split, and a broadcast of the
+// state from one rank to those that are new, which read it once for its hash of 16 bytes; the others go on to
+// their first reduction meanwhile. On m machines that is, until all
 // have agreed on the step, two all-gathers through the head and at most 4 log2 m + 3 rounds between ranks
 // (comm/exec/costs_test.cc): the communicator 2 log2 m + 1 of them where m is above 16, and more where it
 // measures the network. Where a state was found in memory, the checkpointer of a generation is opened beside
@@ -138,6 +139,10 @@ class ElasticRun {
   // The mean over its batch; nullopt: a rank was lost before the losses were summed, and not the gradients.
   std::optional<double> loss() const { return has_loss_ ? std::optional(loss_) : std::nullopt; }
 
+  // The program wants no more: all ranks end behind the next step that they make, as when the user asks to
+  // stop. One of them suffices.
+  void Stop() { wants_stop_ = true; }
+
   // Between steps and at the end, by all ranks after the same step. True: values[i] is the sum of theirs, of
   // each share that of one rank (MeshPlace::speaks).
   // False: a rank was lost. The next Begin goes on, and at the end says so again: then all sum again, the
@@ -180,12 +185,12 @@ class ElasticRun {
   absl::Status Register(State state);
   Communicator& copies() const { return copies_ != nullptr ? *copies_ : *comm_; }
   absl::Status BroadcastState(Communicator& comm, int source, bool takes, bool sharded, bool replicated);
-  absl::Status CompareHash(Communicator& comm, bool sharded);
+  absl::Status CompareHash(Communicator& comm, bool sharded, bool replicated);
+  bool CopyNeeds() const;
   absl::Status Settle();
   absl::Status StartFresh();
   absl::Status HandOverFresh();
   absl::Status HandOver();
-  absl::Status CheckCopies();
   absl::Status OpenCheckpoints();
   absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer();
   absl::Status SaveIfDue();
@@ -227,7 +232,7 @@ class ElasticRun {
   std::unique_ptr<Reducer> reducer_;  // of the generation, or of the one before; null: gradients are summed
   std::vector<float> carried_;        // what compression carries over, when no reducer does
   bool reducer_has_it_ = false;       // what compression carries over is in reducer_
-  bool carries_ = false;              // this rank took part in a generation that compressed
+  bool carries_ = false;              // this rank took part in a generation with error feedback
   int64_t carriers_ = 0;              // the ranks of the last generation that did
   int64_t residuals_lost_ = 0;
   std::vector<BlockRange> residuals_;  // where they stand in carried_
@@ -245,6 +250,7 @@ class ElasticRun {
   sharding::SampleBlock block_{};  // step and cursor as they are handed over and saved
   double loss_ = 0;                // mean of the step that is held
   bool has_loss_ = false;
+  bool wants_stop_ = false;  // this rank's program
   bool stop_ = false, saved_last_ = false, said_end_ = false;
   int64_t reforms_ = 0;
 };

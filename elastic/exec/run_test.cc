@@ -555,6 +555,27 @@ TEST_F(ElasticRunTest, WhatIsHeldBackIsSaid) {
   }
 }
 
+TEST_F(ElasticRunTest, AProgramThatWantsNoMoreEndsAllRanksBehindOneStep) {
+  Job job(8, 8, {});
+  job.before_step = [](ElasticRun& run, int process, const StepPlace& step) {
+    if (process == 1 && step.step == 5) run.Stop();
+  };
+  for (const Outcome& outcome : job.Run(3, 3)) {
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.trained.rbegin()->first, 5);
+  }
+}
+
+TEST_F(ElasticRunTest, WhereNothingIsHeldBackNothingIsLost) {
+  Job job(4, 4, {{2, At::kCompute, 2, {0, 1}, true}});
+  job.compression = {.codec = Codec::kInt8, .error_feedback = false};
+  job.after_step = [&](ElasticRun& run, int, const StepPlace&) {
+    EXPECT_EQ(run.residual()->norm, 0);
+    EXPECT_EQ(run.residual()->lost, 0);
+  };
+  ExpectAllTrained(job.Run(3, 3), 4, 4, 0.1);
+}
+
 TEST_F(ElasticRunTest, WhatIsHeldBackByAStepUnderWayIsNotKnown) {
   Job job(1, 1, {});
   job.compression = {.codec = Codec::kInt8};

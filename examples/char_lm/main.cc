@@ -244,9 +244,8 @@ Status Trainer::OneStep(Step& step) {
   if (const Selected selected = step.reduced().selected; selected.wanted > 0)
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
   if (flags_.show_residual) held_back_ = run_.residual().value().norm;
-  if (leader && (step.number() % 100 == 0 || step.number() == step.steps())) {
-    std::printf("step %" PRId64 "/%" PRId64 " loss %.4f\n", step.number(), step.steps(),
-                step.loss().value_or(NAN));
+  if (leader && step.loss() && (step.number() % 100 == 0 || step.number() == step.steps())) {
+    std::printf("step %" PRId64 "/%" PRId64 " loss %.4f\n", step.number(), step.steps(), *step.loss());
   }
   return Status();
 }

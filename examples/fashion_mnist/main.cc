@@ -292,9 +292,9 @@ Status Trainer::OneStep(Step& step) {
   Trace(step);
   if (const Selected selected = step.reduced().selected; selected.wanted > 0)
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
-  if (leader && (step.number() % 50 == 0 || step.number() == step.steps())) {
+  if (leader && step.loss() && (step.number() % 50 == 0 || step.number() == step.steps())) {
     std::printf("step %" PRId64 "/%" PRId64 " epoch %" PRId64 " loss %.4f\n", step.number(), step.steps(),
-                step.epoch() + 1, step.loss().value_or(NAN));
+                step.epoch() + 1, *step.loss());
   }
   return Status();
 }

@@ -273,7 +273,7 @@ class Elastic {
   // The data of this run: each sample of an epoch is trained once, whatever the number of ranks.
   SamplesOptions Samples(SamplesOptions options) const { return options; }
 
-  // Runs `step` until all samples are trained or the user asks to stop. kUnavailable: there is no other
+  // Runs `step` until all samples are trained or somebody asks to stop. kUnavailable: there is no other
   // generation for this process: exit with 75, as Main does. An error of `step` ends it, but for the kAborted
   // of its Apply.
   template <typename StepFunction>
@@ -310,7 +310,10 @@ class Elastic {
     return Communicator::Adopt(made, std::chrono::milliseconds(GTRAIN_TIMEOUT_MS));
   }
 
-  bool stopped() const { return stopped_; }  // Train ended before the last sample: the user asked to stop
+  // In the step function, on any rank: all end behind the next step that they make, as when the user asks to
+  // stop. Never blocks.
+  void Stop() { gtrain_elastic_stop(run_.get(), nullptr); }
+  bool stopped() const { return stopped_; }  // Train ended before the last sample: somebody asked to stop
   const Session& session() const { return session_; }
 
   // Sums over all ranks what `part(begin, end)`, a double or a Result of one, says of this rank's part of

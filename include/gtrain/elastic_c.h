@@ -62,7 +62,7 @@ typedef struct gtrain_elastic gtrain_elastic;
 
 typedef struct {
   size_t size;            /* sizeof(gtrain_elastic_step) */
-  int32_t done;           /* all samples are trained, or the user asked to stop */
+  int32_t done;           /* all samples are trained, or somebody asked to stop */
   int32_t stopped;        /* done before the last sample */
   int64_t step;           /* that is to be computed; the first is 1 */
   int64_t epoch;          /* from 0 */
@@ -165,6 +165,10 @@ GTRAIN_API gtrain_status gtrain_elastic_applied(gtrain_elastic* run, gtrain_erro
  * NaN where a rank was lost before it was known. Either may be NULL; nothing blocks. */
 GTRAIN_API gtrain_status gtrain_elastic_reduced(gtrain_elastic* run, gtrain_reduced_step* out, double* loss,
                                                 gtrain_error* error);
+
+/* The program wants no more, on this rank: all end behind the next step that they make, as when the user asks
+ * to stop. Never blocks. */
+GTRAIN_API gtrain_status gtrain_elastic_stop(gtrain_elastic* run, gtrain_error* error);
 
 /* Sums values[i] over all ranks, which call it after the same step (a validation every so many steps) or at
  * the end (the last one). *all: 1: values are the sums. 0: a rank was lost; gtrain_elastic_begin goes on, and

@@ -179,6 +179,7 @@ _FUNCTIONS = {
     "gtrain_elastic_set_checkpoints": (c_int, [c_void_p, POINTER(CheckpointOptions), _ERROR]),
     "gtrain_elastic_set_reducer": (c_int, [c_void_p, POINTER(ReducerOptions), _ERROR]),
     "gtrain_elastic_reduced": (c_int, [c_void_p, POINTER(ReducedStep), POINTER(c_double), _ERROR]),
+    "gtrain_elastic_stop": (c_int, [c_void_p, _ERROR]),
     "gtrain_elastic_sum": (c_int, [c_void_p, POINTER(c_double), c_size_t, POINTER(c_int), _ERROR]),
     "gtrain_elastic_residual": (c_int, [c_void_p, POINTER(c_double), POINTER(c_int64), _ERROR]),
     "gtrain_samples_open": (c_int, [c_void_p, POINTER(SamplesOptions), _HANDLE_OUT, _ERROR]),

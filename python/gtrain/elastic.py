@@ -50,7 +50,7 @@ class Elastic:
         for field, value in (("samples", samples), ("epochs", epochs), ("global_batch", global_batch), ("seed", seed)):
             _library.set_integer(options, field, value)
         self._session = session
-        self.stopped = False  # the user asked to stop before the last sample
+        self.stopped = False  # somebody asked to stop before the last sample
         self._ended = False
         _library.call("gtrain_elastic_open", session.handle, byref(options), byref(self._handle))
         if compression is not None:
@@ -133,6 +133,10 @@ class Elastic:
                 body(step)
             except Unavailable:
                 self._await_loss()
+
+    def stop(self):
+        """In the loop, on any rank: all end behind the next step that they make, as when the user asks to stop."""
+        _library.call("gtrain_elastic_stop", self._handle)
 
     def evaluate(self, count, part):
         """The sum over all ranks of what `part(begin, end)`, a number, says of this rank's part of `count` items, as a validation

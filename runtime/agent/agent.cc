@@ -149,8 +149,6 @@ class Agent {
   JobFiles files_;
   core::KeeperOrder order_;
   // The results of Prepare for the grant that is stepped.
-  std::map<std::string, absl::StatusOr<std::string>> secrets_;  // by file
-  absl::Status made_;                                           // its run directory
   std::set<JobId> refused_;  // jobs whose run directory was not theirs when they were to start last
   bool connected_ = false;
   bool more_from_head_ = false;  // than one turn takes
@@ -287,15 +285,8 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
   config.own_env = OwnEnvironment();
   config.parse_spec = [](absl::string_view text) { return spec::ParseCanonical(text); };
   config.job_hash = [](const spec::JobSpec& spec) { return spec::JobHash(spec); };
-  config.read_secret = [this](const std::string& path) -> absl::StatusOr<std::string> {
-    const auto read = secrets_.find(path);
-    if (read == secrets_.end()) return absl::NotFoundError(absl::StrCat("nobody has read ", path));
-    return read->second;
-  };
   config.find_program = FindProgram;
-  config.port_is_free = [](const std::string&, int port) { return PortIsFree(port); };
   config.make_token = [] { return net::RandomHex(16); };
-  config.make_run_dir = [this](const std::string&, Generation) { return made_; };
   config.too_many_ranks = TooManyRanks;
   config.pack_grant = [](const core::GenerationGrant& grant) {
     return wire::Encode(core::StartGeneration{HeadEpoch{}, grant, {}});
@@ -588,31 +579,29 @@ void Agent::SayHeadUp() {
 // The core starts ranks from what was read and made here before.
 void Agent::Prepare(core::StartGeneration start) {
   const JobId job = start.grant.job;
-  const bool posted =
-      files_.Post(job,
-                  [this, number = order_.connection(), cluster = membership_.cluster, self = Self(),
-                   fresh = start.grant.generation.value == 1 || refused_.contains(job),
-                   start = std::move(start)]() mutable -> JobFiles::Done {
-                    std::map<std::string, absl::StatusOr<std::string>> secrets;
-                    const absl::StatusOr<spec::JobSpec> spec = spec::ParseCanonical(start.grant.spec_text);
-                    for (const auto& [name, reference] :
-                         spec.ok() ? spec->secrets : std::map<std::string, spec::SecretRef>()) {
-                      if (!reference.file.empty())
-                        secrets.emplace(reference.file, ReadSecret(reference.file));
-                    }
-                    absl::Status made = MakeRunDir(start.grant, cluster, self, fresh);
-                    return [this, number, start = std::move(start), secrets = std::move(secrets),
-                            made = std::move(made)]() mutable {
-                      if (!order_.GrantHolds(number)) return;
-                      secrets_ = std::move(secrets);
-                      made_ = std::move(made);
-                      refused_.erase(start.grant.job);
-                      if (absl::IsFailedPrecondition(made_) && refused_.size() < kRefusedMax)
-                        refused_.insert(start.grant.job);
-                      Step(core::FromHead{std::move(start)});
-                      secrets_.clear();
-                    };
-                  });
+  const bool posted = files_.Post(
+      job,
+      [this, number = order_.connection(), cluster = membership_.cluster, self = Self(),
+       fresh = start.grant.generation.value == 1 || refused_.contains(job),
+       start = std::move(start)]() mutable -> JobFiles::Done {
+        core::StartFacts facts;
+        const core::GenerationGrant& grant = start.grant;
+        const absl::StatusOr<spec::JobSpec> spec = spec::ParseCanonical(grant.spec_text);
+        for (const auto& [name, reference] :
+             spec.ok() ? spec->secrets : std::map<std::string, spec::SecretRef>()) {
+          if (!reference.file.empty()) facts.secrets.emplace(reference.file, ReadSecret(reference.file));
+        }
+        facts.run_dir = MakeRunDir(grant, cluster, self, fresh);
+        const bool first_is_here = !grant.ranks.empty() && grant.ranks[0].node == self;
+        facts.port_is_free = !first_is_here || grant.master_port <= 0 || PortIsFree(grant.master_port);
+        return [this, number, start = std::move(start), facts = std::move(facts)]() mutable {
+          if (!order_.GrantHolds(number)) return;
+          refused_.erase(start.grant.job);
+          if (absl::IsFailedPrecondition(facts.run_dir) && refused_.size() < kRefusedMax)
+            refused_.insert(start.grant.job);
+          Step(core::FromHead{std::move(start), std::move(facts)});
+        };
+      });
   if (!posted) LogWarning("no room to start ", job.value, ": too many file systems of jobs do not answer");
 }
 

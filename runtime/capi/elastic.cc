@@ -307,6 +307,14 @@ gtrain_status gtrain_elastic_reduced(gtrain_elastic* run, gtrain_reduced_step* o
   });
 }
 
+gtrain_status gtrain_elastic_stop(gtrain_elastic* run, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(run));
+    run->run->Stop();
+    return absl::OkStatus();
+  });
+}
+
 gtrain_status gtrain_elastic_sum(gtrain_elastic* run, double* values, size_t count, int* all,
                                  gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {

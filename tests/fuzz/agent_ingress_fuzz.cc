@@ -31,10 +31,6 @@ core::AgentConfig Config() {
   config.inventory = {.cpus = 4, .cores = 4, .numa_nodes = 1, .memory_bytes = 8ull << 30};
   config.own_env = {{"PATH", "/bin"}, {"HOME", "/home/me"}};
   config.parse_spec = spec::ParseCanonical;
-  config.read_secret = [](const std::string&) -> absl::StatusOr<std::string> {
-    return std::string("secret");
-  };
-  config.port_is_free = [](const std::string&, int port) { return port % 7 != 0; };
   config.job_hash = spec::JobHash;
   config.make_token = [] { return std::string(32, 'a'); };
   return config;
@@ -50,7 +46,11 @@ class World {
     switch (static_cast<unsigned char>(step[0])) {
       case kHead: {
         absl::StatusOr<core::Message> message = wire::Decode(payload, wire::Sender::kHead);
-        if (message.ok()) Step(core::FromHead{*std::move(message)});
+        if (!message.ok()) return;
+        core::StartFacts facts;
+        if (const auto* start = std::get_if<core::StartGeneration>(&*message))
+          facts.port_is_free = start->grant.master_port % 7 != 0;
+        Step(core::FromHead{*std::move(message), std::move(facts)});
         return;
       }
       case kKeeper: {

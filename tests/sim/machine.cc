@@ -46,10 +46,6 @@ void Machine::StartAgent() {
   config.near_left.assign(copies_.begin(), copies_.end());
   config.parse_spec = parse_;
   config.job_hash = [](const spec::JobSpec&) { return "hash"; };
-  config.read_secret = [](const std::string&) -> absl::StatusOr<std::string> {
-    return absl::NotFoundError("none");
-  };
-  config.port_is_free = [this](const std::string&, int) { return !kernel_.rng.Chance(port_taken); };
   config.make_token = [] { return std::string(32, 'a'); };
   core_ = std::make_unique<core::AgentCore>(std::move(config));
   inbox_.clear();
@@ -370,7 +366,12 @@ void Machine::WorkDone(const JobId& job, uint64_t turn) {
 void Machine::Prepare(core::StartGeneration start) {
   const JobId job = start.grant.job;
   Post(job, true, [this, connection = order_.connection(), start = std::move(start)] {
-    if (order_.GrantHolds(connection)) Step(core::FromHead{start});
+    if (!order_.GrantHolds(connection)) return;
+    core::StartFacts facts;
+    const core::GenerationGrant& grant = start.grant;
+    const bool first_is_here = !grant.ranks.empty() && grant.ranks[0].node == config_.node && grant.master_port > 0;
+    facts.port_is_free = !first_is_here || !kernel_.rng.Chance(port_taken);
+    Step(core::FromHead{start, std::move(facts)});
   });
 }
 

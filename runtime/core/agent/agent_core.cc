@@ -50,7 +50,7 @@ class AgentCore::Impl {
   std::string Snapshot() const;
 
  private:
-  void OnMessage(const Message& message);
+  void OnMessage(const Message& message, const StartFacts& facts);
   void OnReport(const JobId& job, const keeper::Report& report);
 
   AgentContext context_;
@@ -82,7 +82,7 @@ AgentStep AgentCore::Impl::Step(const AgentEvent& event, Instant now) {
   head_.Begin();
   const Overloaded on{[&](const HeadUp& up) { head_.OnHeadUp(up); },
                       [&](const HeadDown&) { head_.OnHeadDown(); },
-                      [&](const FromHead& said) { OnMessage(said.message); },
+                      [&](const FromHead& said) { OnMessage(said.message, said.facts); },
                       [&](const FromKeeper& said) { OnReport(said.job, said.report); },
                       [&](const KeeperLost& lost) { generations_.OnKeeperLost(lost); },
                       [&](const FreePorts& ports) { head_.OnFreePorts(ports); },
@@ -99,10 +99,12 @@ AgentStep AgentCore::Impl::Step(const AgentEvent& event, Instant now) {
 
 // Messages that are not for an agent are dropped, and so are all of a head of a lower epoch than the highest
 // heard.
-void AgentCore::Impl::OnMessage(const Message& message) {
+void AgentCore::Impl::OnMessage(const Message& message, const StartFacts& facts) {
   const Overloaded hear{[&](const AgentWelcome& m) { head_.OnWelcome(m); },
                         [&](const HeartbeatAck& m) { head_.OnHeartbeatAck(m); },
-                        [&](const StartGeneration& m) { starter_.OnGrant(m); },
+                        [&](const StartGeneration& m) {
+                          starter_.OnGrant({m, facts});
+                        },
                         [&](const Revoke& m) { generations_.OnRevoke(m); },
                         [&](const AckExit& m) { generations_.OnAckExit(m); },
                         [&](const ExchangeTable& m) { exchanges_.OnTable(m); },

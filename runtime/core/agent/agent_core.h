@@ -54,18 +54,13 @@ struct AgentConfig {
   std::vector<JobId>
       near_left;  // jobs of whose copies there were some in near_memory when this agent started
 
-  // Questions that the core may ask of the outside at the moment of a start. All are bounded and quick.
+  // Of a value alone, but for find_program, which looks into the folders of PATH.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
-  std::function<absl::StatusOr<std::string>(const std::string& path)> read_secret;
-  std::function<bool(const std::string& address, int port)> port_is_free;
   std::function<std::string(const spec::JobSpec&)> job_hash;
   std::function<std::string(const std::string& name, const std::string& path)> find_program;  // agent/node.h
   std::function<std::string()> make_token;  // 32 random hex digits
   // The sentence with which so many ranks are refused; empty: this machine can hold them.
   std::function<std::string(size_t ranks)> too_many_ranks;
-  // Makes the directories of a generation in its run directory, which several nodes may do at once on a
-  // shared disk. The error says why ranks cannot be started there.
-  std::function<absl::Status(const std::string& run_dir, Generation generation)> make_run_dir;
 
   // A grant as text and back, for the note that a keeper holds. Without them a restarted agent cannot
   // describe what it adopted.
@@ -84,8 +79,16 @@ struct HeadUp {
   std::string address;  // data-plane address of this node
 };
 struct HeadDown {};
+// What the agent's process has found out and made before the core hears of a grant, which may have taken its
+// file systems a while.
+struct StartFacts {
+  std::map<std::string, absl::StatusOr<std::string>> secrets;  // by file: those that the job names
+  absl::Status run_dir;      // its directories for the generation are there, or why ranks cannot be started
+  bool port_is_free = true;  // the grant's master_port, where rank 0 is here
+};
 struct FromHead {
   Message message;
+  StartFacts facts = {};  // of a StartGeneration
 };
 struct FromKeeper {  // keeper::State is the first report of each connection
   JobId job;

@@ -79,6 +79,11 @@ struct AgentGeneration {
   size_t Members() const;
 };
 
+struct PreparedStart {
+  StartGeneration start;
+  StartFacts facts;
+};
+
 struct AgentJob {
   Generation revoked;
   Generation over;  // the newest that was here and is gone, as the head was told
@@ -86,7 +91,7 @@ struct AgentJob {
   bool stopping = false;                    // a person's stop was heard
   bool forgotten = false;                   // leave once nothing is left of it
   bool keeper_leaves = false;               // told to go with nothing left; a grant waits for the next keeper
-  std::optional<StartGeneration> next;      // that waits
+  std::optional<PreparedStart> next;        // that waits
   std::vector<ProcessId> kept;              // wait here for another generation
   std::vector<ProcessId> coming;            // likewise, and have not come up yet
   std::optional<GenerationGone> owes_gone;  // of a generation that never ran here, until older ones are gone

@@ -84,22 +84,13 @@ class AgentCoreTest : public ::testing::Test {
       if (text != "spec") return absl::InvalidArgumentError("bad text");
       return spec_;
     };
-    config.read_secret = [](const std::string& path) -> absl::StatusOr<std::string> {
-      if (path == "/secret") return "file-secret";
-      return absl::NotFoundError("no such file");
-    };
     config.find_program = [](const std::string& name, const std::string& path) {
       return absl::StrCat(path, "/", name);
     };
-    config.port_is_free = [this](const std::string&, int) { return port_free_; };
     config.job_hash = [](const spec::JobSpec&) { return "hash"; };
     config.unpack_grant = [this](const std::string& bytes) -> absl::StatusOr<GenerationGrant> {
       if (bytes != kSealed) return absl::InvalidArgumentError("not a grant");
       return Grant(1, 1, 1);
-    };
-    config.make_run_dir = [this](const std::string& run_dir, Generation generation) {
-      made_.push_back(absl::StrCat(run_dir, " ", generation.value));
-      return refuse_dir_;
     };
     config.too_many_ranks = [this](size_t ranks) -> std::string {
       return ranks > ranks_max_ ? absl::StrCat(ranks, " are too many") : "";
@@ -133,7 +124,8 @@ class AgentCoreTest : public ::testing::Test {
     return grant;
   }
 
-  std::vector<AgentEffect> Step(const AgentEvent& event) {
+  std::vector<AgentEffect> Step(AgentEvent event) {
+    if (auto* from = std::get_if<FromHead>(&event)) from->facts = facts_;
     last_ = core_.Step(event, now_);
     return last_.effects;
   }
@@ -176,9 +168,7 @@ class AgentCoreTest : public ::testing::Test {
     spec.workdir = "/work";
     return spec;
   }();
-  bool port_free_ = true;
-  std::vector<std::string> made_;
-  absl::Status refuse_dir_;
+  StartFacts facts_ = {.secrets = {{"/secret", "file-secret"}}, .run_dir = {}};  // of each grant
   size_t ranks_max_ = 100'000;
   int tokens_ = 0;
   int gpus_ = 0;

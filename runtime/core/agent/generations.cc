@@ -136,7 +136,7 @@ void Generations::OnKeeperLost(const KeeperLost& event) {
   if (it == model_.jobs.end()) return;
   it->second.LoseWaiting();
   if (std::exchange(it->second.keeper_leaves, false)) {
-    const std::optional<StartGeneration> next = std::exchange(it->second.next, std::nullopt);
+    const std::optional<PreparedStart> next = std::exchange(it->second.next, std::nullopt);
     if (next) starter_.Start(*next);
     return;
   }

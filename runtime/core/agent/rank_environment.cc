@@ -31,11 +31,17 @@ Env BaseEnv(const Env& own) {
   return env;
 }
 
+absl::StatusOr<std::string> SecretIn(const StartFacts& facts, const std::string& file) {
+  const auto read = facts.secrets.find(file);
+  if (read == facts.secrets.end()) return absl::NotFoundError(absl::StrCat("nobody has read ", file));
+  return read->second;
+}
+
 absl::Status AddSecrets(const AgentConfig& config, const GenerationGrant& grant, const spec::JobSpec& spec,
-                        Env* env) {
+                        const StartFacts& facts, Env* env) {
   for (const auto& [name, reference] : spec.secrets) {
     if (!reference.file.empty()) {
-      auto value = config.read_secret(reference.file);
+      auto value = SecretIn(facts, reference.file);
       if (!value.ok()) {
         return absl::FailedPreconditionError(absl::StrCat("secret ", name, " cannot be read on ",
                                                           config.hostname, ": ", value.status().message()));
@@ -235,7 +241,8 @@ void AddElastic(const spec::JobSpec& spec, Env* env) {
 }  // namespace
 
 absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationGrant& grant,
-                                    const spec::JobSpec& spec, int rank, const std::string& token) {
+                                    const spec::JobSpec& spec, const StartFacts& facts, int rank,
+                                    const std::string& token) {
   Env env = BaseEnv(config.own_env);
   for (const auto& [name, value] : grant.client_env) env[name] = value;
   for (const auto& [name, value] : spec.env) env[name] = value;
@@ -267,7 +274,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   // The output of a Python program is seen when it prints it; anywhere but on a terminal it would keep 8 KiB
   // back.
   env.emplace("PYTHONUNBUFFERED", "1");
-  GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
+  GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, facts, &env));
   for (auto it = env.begin(); it != env.end();) it = Forbidden(it->first) ? env.erase(it) : std::next(it);
 
   AddElastic(spec, &env);  // before the default of OMP_NUM_THREADS

@@ -16,7 +16,8 @@ namespace gtrain::core {
 // Everything but GTRAIN_KEEPER_SOCKET, which the keeper adds. An error names the secret that cannot be had.
 absl::StatusOr<std::map<std::string, std::string>> RankEnvironment(const AgentConfig& config,
                                                                    const GenerationGrant& grant,
-                                                                   const spec::JobSpec& spec, int rank,
+                                                                   const spec::JobSpec& spec,
+                                                                   const StartFacts& facts, int rank,
                                                                    const std::string& token);
 
 // A variable that the client sends along: the file of `python3`, as the job names it, on the client's

@@ -75,7 +75,7 @@ void Starter::SayUnlimitedMemory(const GenerationGrant& grant, const AgentGenera
       "root, the agent may"});
 }
 
-void Starter::OnGrant(const StartGeneration& start) {
+void Starter::OnGrant(const PreparedStart& start) {
   if (model_.leaving) return;
   Start(start);
   while (model_.jobs.size() > kJobsMax) {
@@ -90,8 +90,8 @@ void Starter::OnGrant(const StartGeneration& start) {
 }
 
 // False: it is over before it began, runs already, or waits for the next keeper.
-bool Starter::MayBegin(AgentJob& record, const StartGeneration& message) {
-  const GenerationGrant& grant = message.grant;
+bool Starter::MayBegin(AgentJob& record, const PreparedStart& prepared) {
+  const GenerationGrant& grant = prepared.start.grant;
   if (grant.generation <= record.revoked) {
     GT_PROBE("agent.grant_after_revoke");
     generations_.OweGone(grant.job, record, grant.generation, "it was revoked before it started here");
@@ -109,7 +109,7 @@ bool Starter::MayBegin(AgentJob& record, const StartGeneration& message) {
   }
   if (record.keeper_leaves) {
     GT_PROBE("agent.grant_waits_for_keeper");
-    record.next = message;
+    record.next = prepared;
     return false;
   }
   return true;
@@ -134,7 +134,7 @@ AgentGeneration& Starter::AddGeneration(AgentJob& record, const StartGeneration&
 }
 
 // Checks and makes what a process needs before it is started. nullopt: everything is there.
-std::optional<Starter::Failure> Starter::Prepare(AgentGeneration& generation) {
+std::optional<Starter::Failure> Starter::Prepare(AgentGeneration& generation, const StartFacts& facts) {
   const GenerationGrant& grant = generation.grant;
   auto spec = config_.parse_spec(grant.spec_text);
   if (!spec.ok()) {
@@ -146,7 +146,7 @@ std::optional<Starter::Failure> Starter::Prepare(AgentGeneration& generation) {
   copies_.ShareNear(grant.job, generation);
   const bool hosts_master =
       !grant.ranks.empty() && grant.ranks[0].node == config_.node && grant.master_port > 0;
-  if (hosts_master && !config_.port_is_free(grant.master_address, grant.master_port)) {
+  if (hosts_master && !facts.port_is_free) {
     return Failure{ExitCause::kAddressInUse,
                    absl::StrCat("MASTER_PORT ", grant.master_port, " on ", grant.master_address,
                                 " is taken by another program")};
@@ -155,19 +155,18 @@ std::optional<Starter::Failure> Starter::Prepare(AgentGeneration& generation) {
     std::string why = config_.too_many_ranks(generation.ranks.size());
     if (!why.empty()) return Failure{ExitCause::kStartFailed, std::move(why)};
   }
-  if (!config_.make_run_dir) return std::nullopt;
-  const absl::Status made = config_.make_run_dir(grant.run_dir, grant.generation);
-  if (made.ok()) return std::nullopt;
-  return Failure{ExitCause::kStartFailed, absl::StrCat("the run directory cannot be used: ", made.message(),
-                                                       ". Another place: gtrain launch --run-dir DIR")};
+  if (facts.run_dir.ok()) return std::nullopt;
+  return Failure{ExitCause::kStartFailed,
+                 absl::StrCat("the run directory cannot be used: ", facts.run_dir.message(),
+                              ". Another place: gtrain launch --run-dir DIR")};
 }
 
-absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& generation, int number,
-                                                   const std::string& hash, bool compare) {
+absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& generation, const StartFacts& facts,
+                                                   int number, const std::string& hash, bool compare) {
   const GenerationGrant& grant = generation.grant;
   keeper::StartRank start;
   start.token = config_.make_token();
-  auto env = RankEnvironment(config_, grant, generation.spec, number, start.token);
+  auto env = RankEnvironment(config_, grant, generation.spec, facts, number, start.token);
   if (!env.ok()) return env.status();
   if (compare) {
     CompareProgram(grant, generation, *env);
@@ -194,19 +193,21 @@ absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& genera
   return start;
 }
 
-void Starter::Start(const StartGeneration& message) {
+void Starter::Start(const PreparedStart& prepared) {
+  const StartGeneration& message = prepared.start;
   AgentJob& record = model_.RecordOf(message.grant.job);
   record.run_dir = message.grant.run_dir;
   record.forgotten = false;
-  if (!MayBegin(record, message)) return;
+  if (!MayBegin(record, prepared)) return;
   AgentGeneration& generation = AddGeneration(record, message);
   const GenerationGrant& grant = generation.grant;
-  if (const std::optional<Failure> failure = Prepare(generation)) return FailStart(generation, *failure);
+  if (const std::optional<Failure> failure = Prepare(generation, prepared.facts))
+    return FailStart(generation, *failure);
   const std::string hash = config_.job_hash(generation.spec);
   std::vector<keeper::StartRank> starts;
   for (const auto& [number, info] : generation.ranks) {
     const bool compare = starts.empty() && record.over.value == 0;
-    auto start = StartOf(generation, number, hash, compare);
+    auto start = StartOf(generation, prepared.facts, number, hash, compare);
     if (!start.ok())
       return FailStart(generation, {ExitCause::kStartFailed, std::string(start.status().message())});
     starts.push_back(*std::move(start));

@@ -1,7 +1,7 @@
 // Starter makes ranks of a grant. PURE. Private to runtime/core/agent.
 //
-// AgentCore owns it; only the loop's thread uses it; it has no state of its own and blocks no longer than
-// what AgentConfig may be asked at a start.
+// AgentCore owns it; only the loop's thread uses it; it has no state of its own, and blocks no longer than
+// AgentConfig::find_program.
 #pragma once
 #include <map>
 #include <optional>
@@ -22,8 +22,8 @@ class Starter {
   Starter(AgentContext& context, AgentModel& model, Generations& generations, Lease& lease,
           NearCopies& copies);
 
-  void OnGrant(const StartGeneration& start);
-  void Start(const StartGeneration& message);
+  void OnGrant(const PreparedStart& start);
+  void Start(const PreparedStart& prepared);
 
  private:
   // The reason why no process is started.
@@ -32,11 +32,11 @@ class Starter {
     std::string message;
   };
 
-  bool MayBegin(AgentJob& record, const StartGeneration& message);
+  bool MayBegin(AgentJob& record, const PreparedStart& prepared);
   AgentGeneration& AddGeneration(AgentJob& record, const StartGeneration& message);
-  std::optional<Failure> Prepare(AgentGeneration& generation);
-  absl::StatusOr<keeper::StartRank> StartOf(const AgentGeneration& generation, int number,
-                                            const std::string& hash, bool compare);
+  std::optional<Failure> Prepare(AgentGeneration& generation, const StartFacts& facts);
+  absl::StatusOr<keeper::StartRank> StartOf(const AgentGeneration& generation, const StartFacts& facts,
+                                            int number, const std::string& hash, bool compare);
   void FailStart(AgentGeneration& generation, const Failure& failure);
   uint64_t ProcessesMax(const spec::JobSpec& spec) const;
   void CompareProgram(const GenerationGrant& grant, const AgentGeneration& generation,

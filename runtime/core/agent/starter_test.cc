@@ -31,10 +31,9 @@ TEST_F(AgentCoreTest, MissingSecretFailsTheStartByName) {
 TEST_F(AgentCoreTest, NoRankStartsWhereItsFilesCannotBe) {  // X20
   Welcome();
   StartIt(1, 1, 1);
-  EXPECT_EQ(made_, (std::vector<std::string>{"/run 1"}));
   Exit(0, 0);
   Step(FromKeeper{kJob, keeper::Gone{1, true, ""}});
-  refuse_dir_ = absl::PermissionDeniedError("/run belongs to another user");
+  facts_.run_dir = absl::PermissionDeniedError("/run belongs to another user");
   StartIt(2, 2, 2);
   ASSERT_EQ(Sent<RankExited>().size(), 2u);
   EXPECT_EQ(Sent<RankExited>()[0].exit.cause, ExitCause::kStartFailed);
@@ -78,7 +77,7 @@ TEST_F(AgentCoreTest, LogsThatCannotBeWrittenAreSaidOnceAMachineAndTakenBack) { 
 }
 
 TEST_F(AgentCoreTest, MasterPortInUseIsItsOwnCause) {
-  port_free_ = false;
+  facts_.port_is_free = false;
   Welcome();
   StartIt(1, 1, 1);
   ASSERT_EQ(Sent<RankExited>().size(), 1u);
