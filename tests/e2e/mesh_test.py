@@ -56,7 +56,7 @@ checkpoint: {{uri: {self.folder(name)}, every: {every} steps}}
         """Waits until all of so many ranks have made that step; rank -> pid."""
         def look():
             job = self.job(name)
-            self.assertIn(job['state'], ('QUEUED', 'STARTING', 'RUNNING', 'RECONFIGURING'), job)
+            self.assertIn(job['state'], ('QUEUED', 'WAITING', 'STARTING', 'RUNNING', 'RECONFIGURING'), job)
             members = [rank for rank in job['ranks'] if rank['rank'] < job['world_size']]
             if job['state'] != 'RUNNING' or job['world_size'] != ranks or any((rank.get('step') or 0) < step for rank in members):
                 return None
@@ -125,11 +125,11 @@ checkpoint: {{uri: {self.folder(name)}, every: {every} steps}}
 
     def test_a_mesh_that_does_not_fit_is_an_error_of_the_file(self):
         """J12: with its place."""
-        for mesh, ranks, said in (('dp: 2, tp: 3', '4', r'job\.yaml:\d+:\d+: `mesh`: its 6 ranks do not match'),
+        for mesh, ranks, said in (('dp: 2, tp: 3', '4', r'wrong\.yaml:\d+:\d+: `mesh`: its 6 ranks do not match'),
                                   ('tp: 2, dp: "*"', '{min: 2, max: 4}', 'dp comes first'),
                                   ('dp: "*", xp: 2', '4', 'unknown mesh axis')):
             with self.subTest(mesh=mesh):
-                file = self.job_file('wrong', f'name: wrong\nrun: true\nranks: {ranks}\nmesh: {{{mesh}}}\nelastic: {{mode: in-place}}\n')
+                file = self.job_file('wrong', f'name: wrong\nrun: sleep 1\nranks: {ranks}\nmesh: {{{mesh}}}\nelastic: {{mode: in-place}}\n')
                 out = self.gtrain('launch', file, expect=2)
                 self.assertRegex(out.stdout + out.stderr, said)
 
