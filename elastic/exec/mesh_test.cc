@@ -10,7 +10,6 @@
 #include "base/test_wait.h"
 #include "checkpoint/store/directory_store.h"
 #include "elastic/exec/run_test_world.h"
-#include "sharding/local_box.h"
 
 namespace gtrain::elastic {
 namespace {

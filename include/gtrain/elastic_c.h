@@ -26,6 +26,11 @@ GTRAIN_API gtrain_status gtrain_session_join_to_stay(int64_t timeout_ms, gtrain_
 GTRAIN_API gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t timeout_ms,
                                                gtrain_error* error);
 
+/* Names and sizes of the axes of the job's mesh in this generation, the last one fastest; dp alone without a
+ * `mesh` in the job file. Writes the first `capacity` of them; the names live as long as the library. */
+GTRAIN_API gtrain_status gtrain_session_mesh(const gtrain_session* session, gtrain_mesh_axis* out,
+                                             int capacity, int* count, gtrain_error* error);
+
 /* ---- a training loop that survives its ranks ----
  *
  * gtrain owns the order of things: which samples come next, when gradients are reduced and an update may be

@@ -287,11 +287,6 @@ typedef struct gtrain_mesh_axis {
   int64_t size;
 } gtrain_mesh_axis;
 
-/* Names and sizes of the axes of the job's mesh in this generation, the last one fastest; dp alone without a
- * `mesh` in the job file. Writes the first `capacity` of them; the names live as long as the library. */
-GTRAIN_API gtrain_status gtrain_session_mesh(const gtrain_session* session, gtrain_mesh_axis* out,
-                                             int capacity, int* count, gtrain_error* error);
-
 /* How n elements are cut into p parts. Balanced: they differ by one at most, 10 over 4 is 3, 3, 2, 2. Chunk:
  * n / p rounded up until none are left, as torch.chunk and DTensor do, 3, 3, 3, 1. */
 typedef int32_t gtrain_split_rule;

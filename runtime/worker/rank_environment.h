@@ -28,7 +28,7 @@ struct RankEnvironment {
   // that set numbers of threads, as "OMP_NUM_THREADS=1 MKL_NUM_THREADS unset".
   int virtual_ranks = 0;
   std::string threads;
-  std::vector<MeshAxis> mesh;  // GTRAIN_MESH, of the job file; the size of `*` is 0
+  std::vector<MeshAxis> mesh;         // GTRAIN_MESH, of the job file; the size of `*` is 0
   bool in_place = false;              // GTRAIN_ELASTIC: a process that can, goes on in the next generation
   bool has_checkpoints = false;       // GTRAIN_CHECKPOINT_URI is set
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set

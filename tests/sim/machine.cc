@@ -369,7 +369,8 @@ void Machine::Prepare(core::StartGeneration start) {
     if (!order_.GrantHolds(connection)) return;
     core::StartFacts facts;
     const core::GenerationGrant& grant = start.grant;
-    const bool first_is_here = !grant.ranks.empty() && grant.ranks[0].node == config_.node && grant.master_port > 0;
+    const bool first_is_here =
+        !grant.ranks.empty() && grant.ranks[0].node == config_.node && grant.master_port > 0;
     facts.port_is_free = !first_is_here || !kernel_.rng.Chance(port_taken);
     Step(core::FromHead{start, std::move(facts)});
   });
