@@ -123,6 +123,16 @@ absl::Status Serve(const Args& args, const std::string& dir) {
       return absl::InvalidArgumentError(
           "--lease must be 10s to 1h: agents speak each second, and are dead after 10 s");
   }
+  if (args.Has("node-timeout")) {
+    GT_ASSIGN_OR_RETURN(options.node_timeout, ParseDuration(args.Get("node-timeout")));
+    if (*options.node_timeout < core::kNodeTimeoutMin || *options.node_timeout > core::kNodeTimeoutMax)
+      return absl::InvalidArgumentError(absl::StrCat("--node-timeout must be ",
+                                                     PrintDuration(core::kNodeTimeoutMin), " to ",
+                                                     PrintDuration(core::kNodeTimeoutMax)));
+    if (options.lease && *options.lease < *options.node_timeout)
+      return absl::InvalidArgumentError(
+          "--lease is shorter than --node-timeout: ranks would end on machines that nobody misses");
+  }
   options.parse_job = spec::ParseCanonical;
   SetLogTag("head");
   HideFromOtherProcesses();
@@ -225,6 +235,10 @@ Verb HeadVerb() {
       {"lease", '\0', "TIME",
        "ranks without gtrain's library end after so long without this head, and nothing takes their place "
        "before; default 120s"},
+      {"node-timeout", '\0', "TIME",
+       "a machine that is silent for so long is lost, 300ms to 60s; default 10s; 2s where all machines are "
+       "in one "
+       "room"},
       {"exit-when-idle", '\0', "", "end after the last job"},
       {"allow-root", '\0', "", "let root listen on other than loopback addresses, outside a container too"},
       {"connections-per-address", '\0', "N", "more from one address are closed at once; default 4096"},

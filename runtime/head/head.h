@@ -28,6 +28,8 @@ struct HeadOptions {
   std::function<void()> at_idle_end;       // called once when it ends because no job is left
   std::optional<int> expected_nodes;
   std::optional<absl::Duration> lease;  // core::HeadConfig::fence_after; at least 10 s
+  // core::HeadConfig::dead_after, with what goes with it (SetNodeTimeout).
+  std::optional<absl::Duration> node_timeout;
   // Canonical YAML -> JobSpec (job/spec).
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
 };

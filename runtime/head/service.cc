@@ -254,6 +254,7 @@ absl::Status HeadService::Recover() {
             return net::Proof(keys, absl::StrCat("copies of checkpoints of ", job.value));
           }};
   if (options_.lease) config.fence_after = *options_.lease;
+  if (options_.node_timeout) core::SetNodeTimeout(*options_.node_timeout, config);
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step,
                       core_->Recover(*std::move(stored), clock_->Now(), clock_->WallNow()));

@@ -1,5 +1,7 @@
 """Four agents on four machines (network namespaces), one rank each; the data plane is UCX over TCP."""
 import os
+import subprocess
+import time
 import unittest
 
 import harness
@@ -9,6 +11,7 @@ from harness import wait_until
 
 REASON = nets.usable()
 FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
+LINEAR = os.path.join(harness.BUILD, 'tests', 'e2e_elastic_linear')
 ALLREDUCE = os.path.join(harness.BUILD, 'tests', 'e2e_allreduce')
 
 
@@ -77,6 +80,81 @@ class FourMachinesTest(ClusterTest):
         self.assertEqual(launch.wait(120), 0, launch.output())
         self.nets.plug(2)
         wait_until('the node that is back to end what was left there', lambda: not self.daemons('keeper'), 120)
+
+
+
+@unittest.skipIf(REASON, REASON)
+@unittest.skipUnless(os.access(LINEAR, os.X_OK), 'e2e_elastic_linear is not built')
+class SilentMachineTest(ClusterTest):
+    """A machine that says nothing any more, neither FIN nor RST, under a job in place; the head waits as long as it was told."""
+    agent_count = 3
+
+    def setUp(self):
+        self.nets = nets.Nets(3)
+        self.addCleanup(self.nets.remove)
+        super().setUp()
+
+    def inside(self, index):
+        return self.nets.inside(index)
+
+    def address(self, index):
+        return self.nets.address(index)
+
+    def start_head(self, *flags, **options):
+        return super().start_head('--node-timeout', '2s', *flags, **options)
+
+    def train(self, samples):
+        self.client('launch', '-d', self.job_file('linear', f'name: linear\nrun: {LINEAR} {self.out} {samples} 12 20\n'
+                                                            'nodes: {min: 2, max: 3}\nranks_per_node: 1\nelastic: {mode: in-place}\n'))
+
+    def steps_of(self):
+        """pid -> [(generation, step, seconds)]."""
+        found = {}
+        for name in os.listdir(self.out):
+            if name.startswith('trained.'):
+                lines = [line.split() for line in self.read(name).splitlines()]
+                found[int(name[8:])] = [(int(line[0]), int(line[1]), int(line[2]) / 1e9) for line in lines if len(line) > 2]
+        return found
+
+    def test_a_machine_that_falls_silent_is_missed_in_time(self):
+        """N1: --node-timeout 2s: the others go on in their processes, with the step that was under way."""
+        self.train(2_000_000)
+        wait_until('steps of three ranks', lambda: sum(len(steps) > 20 for steps in self.steps_of().values()) == 3)
+        self.nets.unplug(2)
+        cut = time.monotonic()
+        before = {pid: steps[-1][1] for pid, steps in self.steps_of().items()}
+
+        def two_step():
+            steps = self.steps_of()
+            on = {pid: [one for one in all_ if one[0] >= 2] for pid, all_ in steps.items()}
+            return {pid: all_ for pid, all_ in on.items() if len(all_) > 5}
+        on = wait_until('two ranks that step on', lambda: (lambda found: found if len(found) == 2 else None)(two_step()), 60)
+        first = {pid: steps[0] for pid, steps in on.items()}
+        self.assertLess(set(first), set(before), 'who survives keeps its process')
+        for pid, (_, step, _) in first.items():
+            # A step that all had reduced when the cable was pulled is behind `before`.
+            self.assertLessEqual(step - before[pid], 2, f'{first} {before}')
+        took = max(seconds for _, _, seconds in first.values()) - cut
+        self.assertLess(took, 10, 'the machine was given up as if nobody had said 2s')
+        print(f'\nfrom the pulled cable until both made another step: {took:.3f} s, with --node-timeout 2s', flush=True)
+        self.nets.plug(2)
+        self.client('stop', 'linear')
+
+    @unittest.skipUnless(harness.SOAK, 'GTRAIN_SOAK=1: ten minutes')
+    def test_a_busy_machine_is_not_missed(self):
+        """N1: both cores are busy for ten minutes, and no machine is given up at --node-timeout 2s."""
+        self.train(100_000_000)
+        wait_until('steps of three ranks', lambda: sum(len(steps) > 20 for steps in self.steps_of().values()) == 3)
+        busy = [subprocess.Popen(['sh', '-c', 'while :; do :; done']) for _ in range(4)]
+        try:
+            end = time.monotonic() + 600
+            wait_until('ten minutes', lambda: time.monotonic() > end or self.job('linear')['generation'] != 1, 650)
+        finally:
+            for one in busy:
+                one.kill()
+                one.wait()
+        self.assertEqual(self.job('linear')['generation'], 1)
+        self.client('stop', 'linear')
 
 
 if __name__ == '__main__':

@@ -1,10 +1,18 @@
 #include "runtime/core/head/head_core.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/core/head/head_state.h"
 
 namespace gtrain::core {
+
+// An agent takes no shorter interval than this one (head_talk.cc).
+void SetNodeTimeout(absl::Duration timeout, HeadConfig& config) {
+  config.dead_after = timeout;
+  config.suspect_after = timeout * 3 / 10;
+  config.heartbeat_interval = std::clamp(timeout / 10, absl::Milliseconds(50), absl::Seconds(1));
+}
 
 HeadCore::HeadCore(HeadConfig config, Rng rng)
     : state_(std::make_unique<HeadState>(std::move(config), rng)) {}

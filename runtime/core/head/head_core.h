@@ -39,7 +39,7 @@ struct HeadConfig {
   // none of them fails at once; before, it waits. The local cluster knows it is 1.
   std::optional<int> expected_nodes;
 
-  absl::Duration heartbeat_interval = absl::Seconds(1);
+  absl::Duration heartbeat_interval = absl::Seconds(1);  // these three: SetNodeTimeout
   absl::Duration suspect_after = absl::Seconds(3);
   absl::Duration dead_after = absl::Seconds(10);
   // Silence of an agent alone is suspicion for this long while its ranks are seen to work on, or while no
@@ -115,6 +115,11 @@ struct HeadConfig {
   // ones.
   std::function<std::string(const JobId&)> near_secret;
 };
+
+// A machine that is silent for `timeout`, of kNodeTimeoutMin to kNodeTimeoutMax, is lost. Agents speak ten
+// times in that time, or each second: at n nodes the head hears n / interval words a second.
+inline constexpr absl::Duration kNodeTimeoutMin = absl::Milliseconds(300), kNodeTimeoutMax = absl::Minutes(1);
+void SetNodeTimeout(absl::Duration timeout, HeadConfig& config);
 
 enum class NodeState { kUnknown, kAlive, kSuspect, kDead };
 

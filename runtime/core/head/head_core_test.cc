@@ -973,5 +973,21 @@ TEST_F(HeadCoreTest, NoNewJobsWhileTheDiskIsNearlyFull) {
   EXPECT_TRUE(FromClient(ClientSubmit{"train 1 1", {}, "/r"}, "same").ok);
 }
 
+TEST(NodeTimeout, AgentsSpeakOftenEnoughForIt) {
+  for (const absl::Duration timeout :
+       {kNodeTimeoutMin, absl::Seconds(2), absl::Seconds(10), kNodeTimeoutMax}) {
+    HeadConfig config;
+    SetNodeTimeout(timeout, config);
+    EXPECT_EQ(config.dead_after, timeout);
+    EXPECT_LT(config.suspect_after, config.dead_after);
+    EXPECT_LE(config.heartbeat_interval * 5, timeout);
+    EXPECT_LE(config.heartbeat_interval, absl::Seconds(1));
+  }
+  HeadConfig as_it_comes, ten;
+  SetNodeTimeout(absl::Seconds(10), ten);
+  EXPECT_EQ(ten.heartbeat_interval, as_it_comes.heartbeat_interval);
+  EXPECT_EQ(ten.suspect_after, as_it_comes.suspect_after);
+}
+
 }  // namespace
 }  // namespace gtrain::core
