@@ -25,6 +25,7 @@ if [ ${#tests[@]} = 0 ]; then
     client_test
     hostile_test
     chaos_test
+    spot_test
   )
 fi
 for test in "${tests[@]}"; do

@@ -157,8 +157,8 @@ class SpotTest(cluster.ClusterTest):
     def test_machines_come_and_go(self):
         """N5, N7, P1: forty seconds, four machines of which two go at once and others come."""
         report = self.run_spot([3, 4, 4, 2, 2, 4, 4], 6, (0.5, 1.5), (1, 4), 0.02, '2s')
-        self.assertGreater(report['generations'], 3)
-        self.assertGreater(report['steps_kept'], 20)
+        self.assertGreaterEqual(report['generations'], 2, 'one of those that were left at least')
+        self.assertGreater(report['steps_kept'], 10)
         self.assertEqual(report['rollbacks'], 0, 'two were there all the time')
 
     @unittest.skipUnless(harness.SOAK, 'takes ten minutes: make soak ARGS=spot_test.SpotTest.test_ten_minutes_of_a_recorded_trace')
