@@ -42,6 +42,8 @@ struct CheckpointOptions {
   // Save returns at once and the state is copied while the program computes with it. The program promises to
   // call Fence() before it changes the state.
   bool lazy = false;
+  // A policy in time counts from so long ago: of a program that goes on where another Checkpointer was.
+  absl::Duration since_last_save;
   // Every Save, also one of SaveIfDue, that is not skipped calls it before it copies, to bring state that
   // lies elsewhere into the registered memory. Its error becomes that of the Save, which then saves nothing.
   std::function<absl::Status()> before_save;

@@ -281,7 +281,7 @@ class CheckpointerImpl final : public Checkpointer {
 
 absl::Status CheckpointerImpl::Start() {
   const absl::Status opened = OpenDirectory();
-  last_save_ = clock_.Now();
+  last_save_ = clock_.Now() - settings_.since_last_save;
   return Outward(opened);
 }
 

@@ -115,6 +115,7 @@ bool ElasticRun::Lost(const absl::Status& status) const {
 absl::Status ElasticRun::Form() {
   for (bool first = !Armed() && reforms_ == 0 && applied_ < 0;; first = false) {
     checkpoints_.Leave();
+    saving_.reset();
     axes_.clear();
     copies_.reset();
     comm_.reset();
@@ -135,20 +136,24 @@ absl::Status ElasticRun::Meet() {
   GT_RETURN_IF_ERROR(CheckPlace());
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
-  const std::array<int64_t, 5> mine = {applied_, held_, stop_ ? 1 : 0, as_made_ ? 1 : 0, carries_ ? 1 : 0};
+  const int64_t since_save = saved_at_ ? absl::ToInt64Milliseconds(RealClock().Now() - *saved_at_) : -1;
+  const std::array<int64_t, 6> mine = {applied_,         held_,     stop_ ? 1 : 0, as_made_ ? 1 : 0,
+                                       carries_ ? 1 : 0, since_save};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   const std::vector<MeshAxis> mesh = session_->mesh();
   std::vector<MemberState> members;
   std::vector<int> cells;
-  int64_t carriers = 0;
+  int64_t carriers = 0, newest_save = -1;
   for (size_t i = 0; i < all.size(); i += mine.size()) {
     members.push_back({all[i], all[i + 1], all[i + 3] != 0});
     cells.push_back(PlaceIn(mesh, static_cast<int>(cells.size())).cell);
     stop_ = stop_ || all[i + 2] != 0;
     carriers += all[i + 4];
+    if (all[i + 5] >= 0 && (newest_save < 0 || all[i + 5] < newest_save)) newest_save = all[i + 5];
   }
   CountLostResiduals(carriers);
+  saved_at_ = RealClock().Now() - absl::Milliseconds(std::max<int64_t>(0, newest_save));
   agreement_ = Agree(members, cells, place_.cells);
   GetParts().BeginGeneration();
   if (options_.virtual_ranks > 0)
@@ -244,6 +249,7 @@ absl::Status ElasticRun::StartFresh() {
       GT_RETURN_IF_ERROR(ReadBlock());
       applied_ = cursor_.step;
       saved_last_ = true;  // where nothing is left to be trained
+      saved_at_ = RealClock().Now();
       return absl::OkStatus();
     }
   }
@@ -672,7 +678,11 @@ absl::Status ElasticRun::SaveIfDue() {
   if (checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenBesideTraining());
   if (checkpoints_.get() == nullptr) return absl::OkStatus();
   FillBlock();
-  GT_RETURN_IF_ERROR(checkpoints_.get()->SaveIfDue(applied_, comm_.get()).status());
+  const Instant now = RealClock().Now();
+  GT_ASSIGN_OR_RETURN(const bool began, checkpoints_.get()->SaveIfDue(applied_, comm_.get()));
+  if (began) saving_ = {applied_, now};
+  if (saving_ && checkpoints_.get()->LastCommitted().value_or(-1) >= saving_->first)
+    saved_at_ = std::exchange(saving_, std::nullopt)->second;
   stop_ = stop_ || checkpoints_.get()->stop_agreed();
   return absl::OkStatus();
 }
@@ -714,6 +724,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
     GT_ASSIGN_OR_RETURN(comm, comm_->Split(/*color=*/0, comm_->rank()));
   }
   CheckpointOptions options = options_.checkpoint;
+  options.since_last_save = RealClock().Now() - *saved_at_;
   if (reducer_ != nullptr) {
     options.before_save = [this] {
       return reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_));

@@ -12,7 +12,7 @@
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
 // a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
-// communicator, an all-gather of 40 bytes a rank and, where a rank is new, a split, and a broadcast of the
+// communicator, an all-gather of 48 bytes a rank and, where a rank is new, a split, and a broadcast of the
 // state from one rank to those that are new, which read it once for its hash of 16 bytes; the others go on to
 // their first reduction meanwhile. On m machines that is, until all
 // have agreed on the step, two all-gathers through the head and at most 4 log2 m + 3 rounds between ranks
@@ -33,6 +33,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -224,7 +225,11 @@ class ElasticRun {
   std::shared_ptr<Communicator> copies_;  // that hold the same part of the model; null: all ranks do
   std::map<std::string, std::shared_ptr<Communicator>> axes_;
   Checkpoints checkpoints_;
-  std::vector<float> together_;       // gradients that are summed in one all-reduce
+  std::vector<float> together_;  // gradients that are summed in one all-reduce
+  // When the newest save began that is known to be committed, or training did; and the one that runs: a
+  // generation that ends gives it up, and the next one counts from the one before.
+  std::optional<Instant> saved_at_;
+  std::optional<std::pair<int64_t, Instant>> saving_;
   bool all_opened_ = false;           // every rank said with the last step that its checkpointer is open
   int openings_failed_ = 0;           // in a row, because of the storage; equal on all ranks
   std::optional<Instant> reopen_at_;  // rank 0

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/test_folder.h"
 #include "base/test_wait.h"
@@ -311,6 +312,28 @@ TEST_F(ElasticRunTest, WhatCompressionHoldsBackIsInCheckpoints) {
   for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
   unsetenv("GTRAIN_CLUSTER");
   unsetenv("GTRAIN_JOB_HASH");
+}
+
+// However often ranks change: an interval in time counts from the newest save, not from the newest
+// generation.
+TEST_F(ElasticRunTest, GenerationsThatAreShorterThanTheIntervalPutNoSaveOff) {
+  const std::string folder = TestFolder();
+  setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
+  setenv("GTRAIN_CHECKPOINT_EVERY", "600ms", 1);
+  std::vector<Turn> turns;
+  for (int64_t step = 10; step < 100; step += 10) turns.push_back({step, At::kApplied, 1, {0, 1}, false});
+  Job job(100, 10, turns, true);
+  const RealClock clock;
+  const Instant began = clock.Now();
+  std::atomic<bool> saved{false};
+  job.between = [&](int64_t step) {
+    // A generation takes 200 ms.
+    EXPECT_TRUE(Until([&] { return clock.Now() >= began + step * absl::Milliseconds(20); }));
+    if (step == 95) saved = !(*ckpt::OpenDirectoryStore(folder))->List("manifests/")->empty();
+  };
+  ExpectAllTrained(job.Run(2, 2), 100, 10, 1e-4);
+  EXPECT_TRUE(saved);
+  for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
 }
 
 // What training has is in memory: it goes on, and saves once it can.

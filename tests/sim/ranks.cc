@@ -294,7 +294,12 @@ void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleC
   gang.step = cursor.step;
   gang.cursor = cursor;
   gang.stepped_at = gang.saved_at = kernel_.now();
+  // What is in memory is as old as it was: a new generation puts no save off.
   for (const auto& [number, rank] : gang.ranks) {
+    if (rank->step >= 0 && rank->saved_at) gang.saved_at = std::min(gang.saved_at, *rank->saved_at);
+  }
+  for (const auto& [number, rank] : gang.ranks) {
+    rank->saved_at = gang.saved_at;
     rank->step = rank->stays ? cursor.step : -1;
     rank->cursor = cursor;
   }
@@ -400,6 +405,7 @@ bool Ranks::SaveIsDue(const Gang& gang) {
 void Ranks::Save(Gang& gang) {
   if (!saves.Save(gang)) return;
   gang.saved_at = kernel_.now();
+  for (const auto& [number, rank] : gang.ranks) rank->saved_at = gang.saved_at;
   gang.saved_for_notice =
       std::ranges::any_of(gang.ranks, [](const auto& item) { return item.second->noticed; });
 }

@@ -81,6 +81,7 @@ struct RankProcess {
   bool deaf = false;                // its connection to its keeper is gone
   int64_t step = -1;                // the newest one that it has in memory; only where it stays
   sharding::SampleCursor cursor;    // likewise, of a program with Training
+  std::optional<int64_t> saved_at;  // likewise: when the newest save began, or training did
   int64_t computes_until = 0;       // likewise: it hears of nothing before
   bool noticed = false;             // in this generation, that a machine of the job goes
   std::optional<core::WorkerCore> worker;
