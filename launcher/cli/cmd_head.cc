@@ -21,6 +21,7 @@
 #include "launcher/exec/contexts.h"
 #include "launcher/exec/local_services.h"
 #include "runtime/control/cluster_dir.h"
+#include "runtime/core/head/head_core.h"
 #include "runtime/head/head.h"
 #include "runtime/head/rescue.h"
 

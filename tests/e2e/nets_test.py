@@ -139,6 +139,7 @@ class SilentMachineTest(ClusterTest):
         print(f'\nfrom the pulled cable until both made another step: {took:.3f} s, with --node-timeout 2s', flush=True)
         self.nets.plug(2)
         self.client('stop', 'linear')
+        wait_until('the node that is back to end what was left there', lambda: not self.daemons('keeper'), 120)
 
     @unittest.skipUnless(harness.SOAK, 'GTRAIN_SOAK=1: ten minutes')
     def test_a_busy_machine_is_not_missed(self):
