@@ -9,13 +9,16 @@
 #include <gtrain/sharding.h>
 #include <gtrain/status.h>
 #include <gtrain/types.h>
+#include <sys/mman.h>
 
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -26,6 +29,46 @@
 namespace gtrain {
 
 class Elastic;
+
+namespace internal {
+
+// Programs that are built without optimisation, or with GTRAIN_PROTECT_STATE, cannot write to state outside
+// an update: who does so gets SIGSEGV there, and no weights that differ from those of the other ranks.
+#if defined(GTRAIN_PROTECT_STATE) || (!defined(NDEBUG) && !defined(__OPTIMIZE__))
+inline constexpr bool kProtectsState = true;
+#else
+inline constexpr bool kProtectsState = false;
+#endif
+
+// Whole pages, zeros at first.
+class StateMemory {
+ public:
+  explicit StateMemory(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ != MAP_FAILED) return;
+#if defined(__cpp_exceptions)
+    throw std::bad_alloc();  // as a vector would
+#else
+    std::abort();
+#endif
+  }
+  StateMemory(const StateMemory&) = delete;
+  StateMemory& operator=(const StateMemory&) = delete;
+  ~StateMemory() {
+    if (bytes_ > 0) munmap(data_, bytes_);
+  }
+  void* data() const { return data_; }
+  void SetWritable(bool writable) const {
+    if (bytes_ > 0) mprotect(data_, bytes_, writable ? PROT_READ | PROT_WRITE : PROT_READ);
+  }
+
+ private:
+  void* data_ = nullptr;
+  const size_t bytes_;
+};
+
+}  // namespace internal
 
 // Gradients of float32: zeros when a step begins, the sum over this rank's samples when it calls Apply, the
 // mean over the samples of the whole batch in the update. With a mesh they are summed along dp. Their memory
@@ -140,8 +183,11 @@ class Step {
     if (apply == 0)
       return Status(StatusCode::kAborted,
                     "a rank was lost before all had the gradients: the step is computed again");
+    SetWritable(true);
     update();
-    return internal::Call(gtrain_elastic_applied, run_);
+    status = internal::Call(gtrain_elastic_applied, run_);
+    SetWritable(false);
+    return status;
   }
   // The same where the parts had their losses.
   template <typename Update>
@@ -174,7 +220,11 @@ class Step {
     if (!parts_status_.ok()) micro_batch_.part_.done = 1;
   }
 
-  Step(gtrain_elastic* run, const gtrain_elastic_step& place) : run_(run), place_(place) {}
+  Step(const Elastic* owner, gtrain_elastic* run, const gtrain_elastic_step& place)
+      : owner_(owner), run_(run), place_(place) {}
+  void SetWritable(bool writable) const;
+
+  const Elastic* const owner_;
   gtrain_elastic* const run_;
   const gtrain_elastic_step place_;
   MicroBatch micro_batch_;
@@ -203,11 +253,13 @@ class Elastic {
   explicit Elastic(Session session) : session_(std::move(session)) {}
 
   // State that is equal on all ranks: `count` elements, which `init` sets. A later rank has the state of
-  // the others, or of the checkpoint, when Train runs its first step. Valid as long as this object.
+  // the others, or of the checkpoint, when Train runs its first step. Valid as long as this object. A program
+  // that is built without optimisation, or with GTRAIN_PROTECT_STATE, gets SIGSEGV where it writes to it
+  // outside an update.
   template <typename T, typename Init>
   std::span<T> Replicated(std::string name, size_t count, Init init) {
-    auto memory = std::make_shared<std::vector<T>>(count);
-    const std::span<T> view(*memory);
+    const auto memory = Allocate<T>(count);
+    const std::span<T> view(static_cast<T*>(memory->data()), count);
     init(view);
     Replicated(std::move(name), view);
     states_.back().memory = memory;
@@ -230,8 +282,8 @@ class Elastic {
     const Result<LocalBox> box = LocalPart(shape, cut);
     size_t count = box.ok() && box->holds ? 1 : 0;
     for (size_t i = 0; count > 0 && i < shape.size(); ++i) count *= static_cast<size_t>(box->shape[i]);
-    auto memory = std::make_shared<std::vector<T>>(count);
-    const std::span<T> view(*memory);
+    const auto memory = Allocate<T>(count);
+    const std::span<T> view(static_cast<T*>(memory->data()), count);
     if (count > 0) init(view, *box);
     Sharded(std::move(name), view, std::move(shape), std::move(cut));
     states_.back().memory = memory;
@@ -287,8 +339,10 @@ class Elastic {
       done_ = place.done != 0;
       stopped_ = place.stopped != 0;
       if (done_) return Status();
-      Step now(run_.get(), place);
+      Step now(this, run_.get(), place);
+      SetWritable(false);
       status = step(now);
+      SetWritable(true);
       if (status.code() == StatusCode::kAborted && now.used_) status = Status();
       if (status.code() == StatusCode::kUnavailable && !now.used_) {
         int lost = 0;
@@ -358,13 +412,14 @@ class Elastic {
   }
 
  private:
+  friend class Step;
   struct State {
     std::string name;
     void* data;
     size_t count;
     gtrain_dtype dtype;
-    std::shared_ptr<void> memory;  // null: the program's
-    std::vector<int64_t> shape;    // of the whole
+    std::shared_ptr<internal::StateMemory> memory;  // null: the program's
+    std::vector<int64_t> shape;                     // of the whole
     Sharding cut = {};
     bool sharded = false;
   };
@@ -379,6 +434,17 @@ class Elastic {
     share_ = place->share;
     shares_ = place->shares > 0 ? place->shares : 1;
     return status;
+  }
+  template <typename T>
+  static std::shared_ptr<internal::StateMemory> Allocate(size_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return std::make_shared<internal::StateMemory>(count * sizeof(T));
+  }
+  void SetWritable(bool writable) const {
+    if (!internal::kProtectsState) return;
+    for (const State& state : states_) {
+      if (state.memory != nullptr) state.memory->SetWritable(writable);
+    }
   }
   Status Open(const SamplesOptions& options) {
     const gtrain_samples_options c = internal::SamplesOptionsOf(options);
@@ -434,6 +500,8 @@ class Elastic {
   ElasticGradients gradients_;
   std::unique_ptr<gtrain_elastic, internal::Freer<gtrain_elastic, gtrain_elastic_free>> run_;
 };
+
+inline void Step::SetWritable(bool writable) const { owner_->SetWritable(writable); }
 
 // Joins, runs, and returns the exit code that gtrain understands: 0; 75 to be run again; 1 with the error on
 // stderr. A process that starts beside the others waits in the join until it has a place; from then on they
