@@ -9,7 +9,6 @@
 #include <gtrain/sharding.h>
 #include <gtrain/status.h>
 #include <gtrain/types.h>
-#include <sys/mman.h>
 
 #include <chrono>
 #include <cmath>
@@ -40,13 +39,11 @@ inline constexpr bool kProtectsState = true;
 inline constexpr bool kProtectsState = false;
 #endif
 
-// Whole pages, zeros at first.
+// Owns memory of gtrain_state_allocate.
 class StateMemory {
  public:
-  explicit StateMemory(size_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data_ != MAP_FAILED) return;
+  explicit StateMemory(size_t bytes) : bytes_(bytes), data_(gtrain_state_allocate(bytes)) {
+    if (data_ != nullptr || bytes == 0) return;
 #if defined(__cpp_exceptions)
     throw std::bad_alloc();  // as a vector would
 #else
@@ -55,17 +52,13 @@ class StateMemory {
   }
   StateMemory(const StateMemory&) = delete;
   StateMemory& operator=(const StateMemory&) = delete;
-  ~StateMemory() {
-    if (bytes_ > 0) munmap(data_, bytes_);
-  }
+  ~StateMemory() { gtrain_state_free(data_, bytes_); }
   void* data() const { return data_; }
-  void SetWritable(bool writable) const {
-    if (bytes_ > 0) mprotect(data_, bytes_, writable ? PROT_READ | PROT_WRITE : PROT_READ);
-  }
+  void SetWritable(bool writable) const { gtrain_state_set_writable(data_, bytes_, writable ? 1 : 0); }
 
  private:
-  void* data_ = nullptr;
   const size_t bytes_;
+  void* const data_;
 };
 
 }  // namespace internal

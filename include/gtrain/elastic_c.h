@@ -103,6 +103,14 @@ GTRAIN_API gtrain_status gtrain_elastic_add_state_of_shape(gtrain_elastic* run, 
                                                            const int64_t* shape, int dimensions,
                                                            gtrain_dtype dtype, gtrain_error* error);
 
+/* Memory for state: whole pages, zeros at first; NULL for 0 bytes, or where there is none left. A program
+ * that looks for writes outside its updates takes the permission to write away while a step is computed:
+ * between gtrain_elastic_begin and _reduce, and behind _applied. Then such a write is a SIGSEGV where it
+ * happens. */
+GTRAIN_API void* gtrain_state_allocate(size_t bytes);
+GTRAIN_API void gtrain_state_free(void* data, size_t bytes);
+GTRAIN_API void gtrain_state_set_writable(void* data, size_t bytes, int writable);
+
 /* In a job with a `mesh` of several axes a rank has a part of the model, the same one as long as its process
  * lives, and every rank along dp a copy of it. gtrain_elastic_local_part says which part of a tensor of
  * `shape` that is (as gtrain_local_box, with the job's mesh: `cut` has none, and names no dp), and

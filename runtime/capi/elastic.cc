@@ -1,4 +1,6 @@
 // The elastic run of elastic_c.h.
+#include <sys/mman.h>
+
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -200,6 +202,20 @@ gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* d
     GT_RETURN_IF_ERROR(CheckHandle(run));
     return gtrain::capi::AddGradient(run, data, shape, dimensions);
   });
+}
+
+void* gtrain_state_allocate(size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return data == MAP_FAILED ? nullptr : data;
+}
+
+void gtrain_state_free(void* data, size_t bytes) {
+  if (data != nullptr) munmap(data, bytes);
+}
+
+void gtrain_state_set_writable(void* data, size_t bytes, int writable) {
+  if (data != nullptr) mprotect(data, bytes, writable != 0 ? PROT_READ | PROT_WRITE : PROT_READ);
 }
 
 gtrain_status gtrain_elastic_local_part(gtrain_session* session, const int64_t* shape, int dimensions,
