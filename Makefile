@@ -104,7 +104,7 @@ asan tsan: install
 
 # What decides, encodes and stores, without processes and networks: few enough for every change.
 CORE_TESTS = base_test checkpoint_format_test checkpoint_plan_test comm_codec_test comm_plan_test fuzz_regression_test \
-  golden_test job_plan_test job_spec_test runtime_core_test runtime_wire_test sharding_test
+  elastic_plan_test golden_test job_plan_test job_spec_test runtime_core_test runtime_wire_test sharding_test
 space := $(subst ,, )
 
 asan-core: install
