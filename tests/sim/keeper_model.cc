@@ -348,6 +348,7 @@ void KeeperModel::WaitOn(const RankPtr& process, Generation& generation, const k
   GT_PROBE("keeper.process_waits_on");
   generation.ranks[start.rank].process = process;
   process->kept = false;
+  process->waits = true;  // also one that was a member
   process->generation = start.generation;
   process->rank = start.rank;
   Connect(process, start.generation, start.rank);
