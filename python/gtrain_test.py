@@ -599,6 +599,11 @@ class ElasticTest(unittest.TestCase):
             run = gtrain.Elastic(session, samples=6, global_batch=2)
             self.assertEqual(run.part((4, 6), split=[(1, "tp")]), (slice(0, 4), slice(0, 6)))
             self.assertEqual(run.part((4,), only={"pp": 0}), (slice(0, 4),))
+            for wrong in ("tp", (1, "tp"), [(1,)]):
+                with self.assertRaisesRegex(gtrain.InvalidArgument, r'as \[\(1, "tp"\)\]'):
+                    run.part((4, 6), split=wrong)
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, "no step yet"):
+                run.evaluate(4, lambda begin, end: 0)
             for wrong, said in (("dp", "along dp"), ("xp", "there is no axis xp")):
                 with self.assertRaisesRegex(gtrain.InvalidArgument, said):
                     run.part((4, 6), split=[(1, wrong)])

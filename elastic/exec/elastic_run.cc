@@ -260,6 +260,13 @@ absl::Status ElasticRun::StartFresh() {
                      " are lost, half a copy of it is of no use, and there is no checkpoint: "
                      "training begins anew. A `checkpoint:` in the job file keeps it"));
   }
+  if (session_->managed() && session_->generation() > 1 && session_->rank() == 0) {
+    session_->ReportNote(kNoteRestore,
+                         options_.checkpoints
+                             ? "nobody had a state, and there was no checkpoint yet: training began anew"
+                             : "nobody had a state, and the job file has no `checkpoint:` that keeps "
+                               "it: training began anew");
+  }
   return HandOverFresh();
 }
 
@@ -517,8 +524,23 @@ absl::Status ElasticRun::SumTogether(absl::Span<const Gradient> gradients, size_
   return absl::OkStatus();
 }
 
+// Parts of a model sum gradients of their own and gradients that all have alike: what is alike must have the
+// same bits in all parts. An all-reduce adds in an order that depends on the place of an element in its
+// buffer and on the links, so this one goes along a tree.
+absl::Status ElasticRun::ReduceInParts() {
+  if (tree_ == nullptr) {
+    std::vector<absl::Span<float>> gradients;
+    for (const Gradient& gradient : gradients_) gradients.emplace_back(gradient.data, gradient.count);
+    tree_ = std::make_unique<TreeSum>(std::move(gradients), /*measures=*/false);
+  }
+  tree_->Begin(copies().size(), copies().rank(), copies().size());
+  tree_->Add(0);
+  return tree_->Finish(copies(), static_cast<float>(1 / static_cast<double>(BatchSize()))).status();
+}
+
 absl::Status ElasticRun::ReduceDense() {
   GT_RETURN_IF_ERROR(ready_error_);
+  if (place_.cells > 1) return ReduceInParts();
   for (size_t i = 0; i < gradients_.size();) {
     size_t end = i + 1, count = gradients_[i].count;
     while (end < gradients_.size() && count + gradients_[end].count <= kTogether)
@@ -621,6 +643,13 @@ absl::Status ElasticRun::OpenReducer() {
   if (reducer_ != nullptr || gradients_.empty()) return absl::OkStatus();
   GT_ASSIGN_OR_RETURN(const auto policy, CompressionOfJob());
   if (!policy && options_.reducer.compression.codec == Codec::kNone) return absl::OkStatus();
+  if (place_.cells > 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(policy ? "$GTRAIN_COMPRESSION (`comm.compression`)" : "the program's compression",
+                     " with a `mesh` of more than dp: state that all parts of the model have alike would not "
+                     "stay alike, since "
+                     "what compression rounds and holds back depends on the part. Take one of them away"));
+  }
   if (options_.virtual_ranks > 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "`elastic.determinism: bitwise` and ", policy ? "$GTRAIN_COMPRESSION" : "the program's compression",
@@ -743,8 +772,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   GT_RETURN_IF_ERROR(made->AddReplicated(absl::StrCat("gtrain/samples/", options_.name),
                                          {block_.data(), block_.size() * sizeof(int64_t)},
                                          {static_cast<int64_t>(block_.size())}, DType::kInt64));
-  // Parts of a model have gradients of their own, and a checkpoint one block for all ranks.
-  if (!carried_.empty() && place_.cells == 1) {
+  if (!carried_.empty()) {
     GT_RETURN_IF_ERROR(
         made->AddPerRank(reducer_->HandoverName(), {carried_.data(), carried_.size() * sizeof(float)}));
   }
@@ -764,7 +792,7 @@ absl::Status ElasticRun::ReadBlock() {
 void ElasticRun::SayWhere() {
   if (session_->rank() != 0) return;
   session_->ReportNote(kNoteSamples, sharding::PrintSampleRecord({options_.name, options_.samples, cursor_,
-                                                                  place_.shares, /*saved=*/true}));
+                                                                  place_.shares, options_.checkpoints}));
 }
 
 }  // namespace gtrain::elastic

@@ -199,6 +199,7 @@ class ElasticRun {
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
   absl::Status ReduceDense();
+  absl::Status ReduceInParts();
   absl::Status SumTogether(absl::Span<const Gradient> gradients, size_t count);
   absl::Status ReduceCompressed();
   absl::Status OpenReducer();
@@ -225,7 +226,8 @@ class ElasticRun {
   std::shared_ptr<Communicator> copies_;  // that hold the same part of the model; null: all ranks do
   std::map<std::string, std::shared_ptr<Communicator>> axes_;
   Checkpoints checkpoints_;
-  std::vector<float> together_;  // gradients that are summed in one all-reduce
+  std::unique_ptr<TreeSum> tree_;  // of a mesh
+  std::vector<float> together_;    // gradients that are summed in one all-reduce
   // When the newest save began that is known to be committed, or training did; and the one that runs: a
   // generation that ends gives it up, and the next one counts from the one before.
   std::optional<Instant> saved_at_;

@@ -258,6 +258,66 @@ TEST(ElasticMesh, APartThatIsLostWithAllItsCopiesComesFromACheckpoint) {
   for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
 }
 
+// An all-reduce over several machines adds an element in an order that depends on its place in the buffer,
+// and the parts of an uneven cut are of different sizes.
+TEST(ElasticMesh, WhatAllPartsHaveAlikeStaysAlike) {
+  constexpr int kRanks = 6;
+  constexpr size_t kAlike = 5'000;
+  ThreadJob threads;
+  threads.mesh = kTwoByTwo;
+  threads.ranks_a_machine = 2;
+  std::vector<int> all(kRanks);
+  std::iota(all.begin(), all.end(), 0);
+  threads.Begin(all);
+  std::vector<std::vector<float>> alike(kRanks);
+  std::vector<absl::Status> ends(kRanks);
+  const auto train = [&](int process) -> absl::Status {
+    auto session = std::make_shared<ThreadSession>(&threads, process, 0);
+    ElasticRun run(session, {.samples = {.samples = 60, .global_batch = 12}});
+    const Sharding cut{.splits = {{1, "tp"}}};
+    GT_ASSIGN_OR_RETURN(const LocalBox box, ElasticRun::LocalPart(*session, {64, 15}, cut));
+    std::vector<float> part(static_cast<size_t>(64 * box.shape[1])), gradient(part.size());
+    std::vector<float>& weights = alike[static_cast<size_t>(process)];
+    std::vector<float> of_weights(kAlike);
+    weights.assign(kAlike, 1);
+    GT_RETURN_IF_ERROR(run.AddSharded("part", part.data(), part.size(), {64, 15}, cut, DType::kFloat32));
+    GT_RETURN_IF_ERROR(run.AddState("alike", weights.data(), kAlike, DType::kFloat32));
+    GT_RETURN_IF_ERROR(run.AddGradient(gradient.data(), gradient.size()));
+    GT_RETURN_IF_ERROR(run.AddGradient(of_weights.data(), kAlike));
+    for (;;) {
+      GT_ASSIGN_OR_RETURN(const StepPlace step, run.Begin());
+      if (step.done) return absl::OkStatus();
+      for (const int64_t sample : step.samples) {
+        for (size_t i = 0; i < kAlike; ++i)
+          of_weights[i] += std::sin(static_cast<float>(sample + 1) * static_cast<float>(i + 3));
+      }
+      GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(0));
+      if (!apply) return absl::InternalError("nobody was lost");
+      for (size_t i = 0; i < kAlike; ++i) weights[i] -= 0.3F * of_weights[i];
+      GT_RETURN_IF_ERROR(run.Applied());
+    }
+  };
+  std::vector<std::thread> running;
+  for (int process = 0; process < kRanks; ++process)
+    running.emplace_back([&, process] { ends[static_cast<size_t>(process)] = train(process); });
+  for (std::thread& thread : running) thread.join();
+  for (int process = 0; process < kRanks; ++process) {
+    EXPECT_TRUE(ends[static_cast<size_t>(process)].ok()) << ends[static_cast<size_t>(process)];
+    EXPECT_TRUE(alike[static_cast<size_t>(process)] == alike[0]) << process << " has other bits";
+  }
+  EXPECT_NE(alike[0][7], 1);
+}
+
+TEST(ElasticMesh, CompressionIsRefused) {
+  setenv("GTRAIN_COMPRESSION", "int8", 1);
+  MeshJob job(kTwoByTwo, {});
+  for (const Outcome& outcome : job.Run(4, 4)) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(outcome.status)) << outcome.status;
+    EXPECT_NE(outcome.status.message().find("would not stay alike"), std::string::npos);
+  }
+  unsetenv("GTRAIN_COMPRESSION");
+}
+
 // Its memory has another part: it says so, and ends.
 TEST(ElasticMesh, AProcessIsOfItsPartForLife) {
   MeshJob job(kTwoByTwo, {{4, At::kCompute, 1, {2, 0}}});

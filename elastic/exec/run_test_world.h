@@ -25,7 +25,7 @@
 namespace gtrain::elastic {
 
 // Generations follow each other as the test says: Begin makes one of the processes named, in the order of
-// their ranks, all on one machine, and revokes the one before. Thread-safe.
+// their ranks, on one machine or as the test says, and revokes the one before. Thread-safe.
 class ThreadJob {
  public:
   static constexpr absl::Duration kPatience = absl::Seconds(60);
@@ -33,7 +33,7 @@ class ThreadJob {
   void Begin(const std::vector<int>& processes) {
     MutexLock lock(&mu_);
     if (!generations_.empty()) generations_.back()->world.Revoke("the test ends this generation");
-    generations_.push_back(std::make_unique<Generation>(processes));
+    generations_.push_back(std::make_unique<Generation>(processes, ranks_a_machine));
   }
   // No generation comes any more.
   void End() {
@@ -46,6 +46,7 @@ class ThreadJob {
   }
 
   std::atomic<int> storage_errors{0};  // that processes have said
+  int ranks_a_machine = 1 << 20;       // set before all else
   std::vector<MeshAxis> mesh;          // dp first, of any size; empty: the job has none. Set before all else
 
   // One process's place in one generation.
@@ -72,9 +73,14 @@ class ThreadJob {
 
  private:
   struct Generation {
-    explicit Generation(const std::vector<int>& all)
-        : processes(all), world(comm::FakeWorld::OneNode(static_cast<int>(all.size()))) {
+    Generation(const std::vector<int>& all, int ranks_a_machine)
+        : processes(all), world(NodesOf(static_cast<int>(all.size()), ranks_a_machine)) {
       world.wakes = true;
+    }
+    static std::vector<std::string> NodesOf(int ranks, int ranks_a_machine) {
+      std::vector<std::string> nodes;
+      for (int rank = 0; rank < ranks; ++rank) nodes.push_back(absl::StrCat("n", rank / ranks_a_machine));
+      return nodes;
     }
     const std::vector<int> processes;
     comm::FakeWorld world;

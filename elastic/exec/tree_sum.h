@@ -25,8 +25,8 @@ namespace gtrain::elastic {
 
 class TreeSum {
  public:
-  // The gradients, whose memory outlives this.
-  explicit TreeSum(std::vector<absl::Span<float>> gradients);
+  // The gradients, whose memory outlives this. `measures`: what it costs is measured and said (cost()).
+  explicit TreeSum(std::vector<absl::Span<float>> gradients, bool measures = true);
 
   // A step of `leaves` parts, of which this rank computes RunOf(leaves, rank, ranks). Ends a step that was
   // begun before.
@@ -55,6 +55,7 @@ class TreeSum {
   absl::Status Measure(Communicator& comm, absl::Duration tree);
 
   const std::vector<absl::Span<float>> gradients_;
+  const bool measures_;
   size_t floats_ = 0;  // of all gradients
   int leaves_ = 0, rank_ = 0, ranks_ = 1;
   int next_ = 0;                   // the leaf that Add adds

@@ -349,8 +349,9 @@ class Elastic {
   // The ranks that differ from this one along this axis of the job's mesh alone, in the order of their
   // coordinates, for what a step function, or `part` of Evaluate, computes with them. Take it anew in each,
   // and return its errors: when a rank was lost they run again. This rank alone where the job has no such
-  // axis.
+  // axis, or one of size 1; the first call for it in a generation is made by all ranks alike.
   Result<Communicator> Along(const std::string& axis) const {
+    if (run_ == nullptr) return NotYet();
     gtrain_communicator* made = nullptr;
     Status status = internal::Call(gtrain_elastic_along, run_.get(), axis.c_str(), &made);
     if (!status.ok()) return status;
@@ -359,7 +360,10 @@ class Elastic {
 
   // In the step function, on any rank: all end behind the next step that they make, as when the user asks to
   // stop. Never blocks.
-  void Stop() { gtrain_elastic_stop(run_.get(), nullptr); }
+  void Stop() {
+    stops_ = true;
+    if (run_ != nullptr) gtrain_elastic_stop(run_.get(), nullptr);
+  }
   bool stopped() const { return stopped_; }  // Train ended before the last sample: somebody asked to stop
   const Session& session() const { return session_; }
 
@@ -370,6 +374,7 @@ class Elastic {
   // step function returns: that step has none on this rank, so no state may depend on it.
   template <typename Part>
   Result<double> Evaluate(int64_t count, Part part) {
+    if (run_ == nullptr) return NotYet();
     for (;;) {
       const Result<double> mine = part(count * share_ / shares_, count * (share_ + 1) / shares_);
       int all = 0, lost = 0;
@@ -398,6 +403,7 @@ class Elastic {
     int64_t lost = 0;
   };
   Result<Residual> residual() const {
+    if (run_ == nullptr) return NotYet();
     Residual residual;
     Status status = internal::Call(gtrain_elastic_residual, run_.get(), &residual.norm, &residual.lost);
     if (!status.ok()) return status;
@@ -422,6 +428,9 @@ class Elastic {
     for (const int64_t size : shape) count *= size < 0 ? 0 : static_cast<size_t>(size);
     return count;
   }
+  static Status NotYet() {
+    return Status(StatusCode::kFailedPrecondition, "there is no run yet: that is for Train and behind it");
+  }
   Status Begin(gtrain_elastic_step* place) {
     Status status = internal::Call(gtrain_elastic_begin, run_.get(), place);
     share_ = place->share;
@@ -444,6 +453,7 @@ class Elastic {
     gtrain_elastic* made = nullptr;
     Status status = internal::Call(gtrain_elastic_open, session_.handle(), &c, &made);
     run_.reset(made);
+    if (status.ok() && stops_) gtrain_elastic_stop(made, nullptr);
     if (status.ok() && checkpoint_) status = SetCheckpoints();
     const gtrain_compression compression = internal::CompressionFor(compression_);
     gtrain_reducer_options reducer{};
@@ -486,6 +496,7 @@ class Elastic {
 
   Session session_;
   bool done_ = false, stopped_ = false;
+  bool stops_ = false;  // said before Train
   int64_t share_ = 0, shares_ = 1;
   CompressionOptions compression_;
   std::optional<CheckpointOptions> checkpoint_;

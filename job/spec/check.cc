@@ -177,6 +177,13 @@ void JobReader::CheckMesh(const Node& root) {
   std::optional<Range> world = spec_.ranks;
   if (!world && spec_.nodes && whole_nodes) world = Range{spec_.nodes->min * each, spec_.nodes->max * each};
   if (world) CheckMeshSize(PlaceOf(root, "mesh"), shape, *world);
+  if (shape.model_ranks > 1 && spec_.in_place && (!spec_.comm.codecs.empty() || spec_.comm.automatic)) {
+    report_.Error(
+        PlaceOf(root, "comm.compression"),
+        "`comm.compression` with a `mesh` of more than dp and `elastic.mode: in-place`: state that all "
+        "parts of the model have alike would not stay alike, since what compression rounds and holds back "
+        "depends on the part; keep one");
+  }
   if (!spec_.in_place || shape.model_ranks == 1) return;
   // A process keeps its part of the model as long as it lives, whatever the number of ranks is.
   if (spec_.mesh[0].name != kDataAxis && shape.data_ranks != 1) {

@@ -314,6 +314,10 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"J12", "run: a\nranks: 4\nmesh: {dp: 1, tp: \"*\"}\n", "`mesh.tp`"},
         ErrorCase{"J12", "run: a\nranks: 4\nmesh: {tp: 65536, pp: 65536, cp: 65536, ep: 65536}\n",
                   "`mesh` has more than 65536 ranks"},
+        ErrorCase{"J12",
+                  "run: a\nranks: 4\nmesh: {dp: 2, tp: 2}\nelastic: {mode: in-place}\n"
+                  "comm: {compression: int8}\n",
+                  "f:5:8: `comm.compression` with a `mesh` of more than dp"},
         ErrorCase{"J12", "run: a\nranks: 4\nmesh: {tp: 2, dp: \"*\"}\nelastic: {mode: in-place}\n",
                   "dp comes first"},
         ErrorCase{"J12",

@@ -80,7 +80,9 @@ absl::StatusOr<Plan> PlanOf(const Args& args) {
 // another's by now: the rank's token, which no other process has, says whose it is.
 std::vector<std::string> SignalCommand(const Plan& plan, int64_t pid) {
   constexpr char kCheck[] =
-      "tr '\\0' '\\n' < /proc/$1/environ | grep -qxF \"GTRAIN_TOKEN=$GTRAIN_TOKEN\" || exit 3; ";
+      // A process that goes on in place was started with another token.
+      "it=GTRAIN_TOKEN=$GTRAIN_TOKEN; [ \"$GTRAIN_ELASTIC\" = in-place ] && it=GTRAIN_JOB=$GTRAIN_JOB; "
+      "tr '\\0' '\\n' < /proc/$1/environ | grep -qxF \"$it\" || exit 3; ";
   std::string act = plan.deed == Plan::Deed::kTerm ? "kill -TERM $1" : "kill -KILL $1";
   if (plan.deed == Plan::Deed::kStop)
     act = "kill -STOP -$1 && { (sleep $2; kill -CONT -$1) < /dev/null > /dev/null 2>&1 & }";

@@ -43,6 +43,7 @@ class Elastic:
         if "\0" in str(name):
             raise InvalidArgument("the name of data has a NUL byte")
         self._handle = c_void_p()
+        self._share = None  # of each batch, and how many there are; known from the first step on
         self._buffers = []  # keeps what is registered
         self._gradients = 0
         options = _library.SamplesOptions(size=ctypes.sizeof(_library.SamplesOptions), name=str(name).encode(),
@@ -143,6 +144,8 @@ class Elastic:
         does: behind the loop, or in it behind `apply`, by all ranks of a step. Behind the loop `part` is called again, for another
         part, when a rank was lost. In the loop the result is None then, perhaps not on all ranks: no state may depend on it."""
         while True:
+            if self._share is None:
+                raise FailedPrecondition("there is no step yet: evaluate is for the loop and behind it")
             share, shares = self._share
             value, all_have = c_double(), c_int()
             try:

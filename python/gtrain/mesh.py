@@ -56,6 +56,8 @@ class Mesh:
         def array(kind, items):
             return (kind * len(items))(*[kind(*item) for item in items])
 
+        if isinstance(split, str) or not all(isinstance(item, (tuple, list)) and len(item) in (2, 3) for item in split):
+            raise InvalidArgument(f'`split` lists pairs of a dimension and an axis, as [(1, "tp")], and is {split!r}')
         mesh = array(_library.MeshAxis, [(name.encode(), size) for name, size in self.axes.items()])
         splits = array(_library.Split, [(item[0], item[1].encode(), _rule(item)) for item in split])
         pins = array(_library.Only, [(axis.encode(), index) for axis, index in (only or {}).items()])

@@ -189,6 +189,20 @@ TEST_F(NewcomersTest, APartnerThatEndsIsStartedAnew) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
+// A process that was to go on had died when its grant came, and its keeper started one: that one goes on.
+TEST_F(NewcomersTest, WhoWasStartedForOneThatHadDiedGoesOn) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  EXPECT_THAT(Processes(Newest().ranks),
+              ElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+  StartRanks(job);
+  Steps(job, 2, 6);
+  sent_.clear();
+  Kill("2", job, 2, 1);
+  FromNode("1", GenerationGone{job, {2}, true, "", {{{2}, 0}}});
+  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 3}}});
+  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{2}, 0}, ProcessId{{1}, 3}));
+}
+
 // A program that reports no steps is re-formed all the same.
 TEST_F(NewcomersTest, WithoutStepsItJoinsAWhileLater) {
   const JobId job = ThreeGoOn("train 2 4 in-place");
