@@ -114,7 +114,7 @@ class Run:
                 self.rollbacks += 1
                 self.lost += newest - begin['begins_behind']
                 stayed = [node for node in (before or {'nodes': []})['nodes']
-                          if self.was_up(node, before['at'], begin['at']) and node not in self.told]
+                          if self.was_up(node, before['at'], begin['at']) and self.told.get(node, begin['at']) >= begin['at']]
                 if self.head['mode'] == 'in-place' and stayed:
                     self.error(f'generation {begin["generation"]} goes back from step {newest} to {begin["begins_behind"]} although '
                                f'nodes {stayed} of the generation before were there all the time')
@@ -125,6 +125,9 @@ class Run:
                 if batch['ranks'] != len(begin['nodes']) or batch['at'] - last_at < self.step_seconds(batch['ranks']) - self.epsilon:
                     self.error(f'step {batch["step"]} was made {batch["at"] - last_at:.3f} s after what came before, which is less than '
                                f'its samples take, or by other ranks than its generation has')
+                gone = [node for node in begin['nodes'] if not self.was_up(node, begin['at'], batch['at'])]
+                if gone:
+                    self.error(f'step {batch["step"]} was made at {batch["at"]} with nodes {gone}, which are not up then')
                 newest, last_at, batch = batch['step'], batch['at'], next(steps, None)
                 if len(self.errors) > 10:
                     return
@@ -166,6 +169,8 @@ class Run:
 
     def report(self):
         possible, seconds = self.possible()
+        if len(self.kept) > possible * 1.01 + 2:
+            self.error(f'{len(self.kept)} steps were kept, and {possible:.1f} are possible with the machines that there were')
         return {'mode': self.head['mode'], 'seconds': self.end, 'seconds_with_ranks': round(seconds, 3),
                 'node_losses': sum(life[2] is not None for life in self.lives.values()), 'generations': len(self.begins),
                 'steps_applied': len(self.batches), 'steps_kept': len(self.kept), 'rollbacks': self.rollbacks,

@@ -70,7 +70,7 @@ class MeshJob {
     job_.mesh = std::move(mesh);
   }
   bool checkpoints = false;
-  bool all_end_with_one = false;  // whose run ends in an error
+  int all_end_with = -1;  // the process whose end is that of its generation
   std::function<void(int64_t step)> between = [](int64_t) {};
 
   std::vector<Outcome> Run(int processes, int ranks) {
@@ -89,7 +89,7 @@ class MeshJob {
         };
         Outcome& outcome = outcomes[static_cast<size_t>(process)];
         outcome.status = Train(process, process < ranks ? 0 : joined(), &outcome);
-        if (all_end_with_one && absl::IsUnavailable(outcome.status)) job_.Begin({});
+        if (process == all_end_with) job_.Begin({});
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -321,7 +321,7 @@ TEST(ElasticMesh, CompressionIsRefused) {
 // Its memory has another part: it says so, and ends.
 TEST(ElasticMesh, AProcessIsOfItsPartForLife) {
   MeshJob job(kTwoByTwo, {{4, At::kCompute, 1, {2, 0}}});
-  job.all_end_with_one = true;
+  job.all_end_with = 0;
   const std::vector<Outcome> outcomes = job.Run(4, 4);
   EXPECT_TRUE(absl::IsUnavailable(outcomes[0].status));
   EXPECT_NE(outcomes[0].status.message().find("holds part 0 of 2"), std::string::npos) << outcomes[0].status;

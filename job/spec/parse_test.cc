@@ -317,7 +317,7 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"J12",
                   "run: a\nranks: 4\nmesh: {dp: 2, tp: 2}\nelastic: {mode: in-place}\n"
                   "comm: {compression: int8}\n",
-                  "f:5:8: `comm.compression` with a `mesh` of more than dp"},
+                  "f:5:21: `comm.compression` with a `mesh` of more than dp"},
         ErrorCase{"J12", "run: a\nranks: 4\nmesh: {tp: 2, dp: \"*\"}\nelastic: {mode: in-place}\n",
                   "dp comes first"},
         ErrorCase{"J12",

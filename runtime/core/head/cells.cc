@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
+
+#include "base/probe.h"
 
 namespace gtrain::core {
 
@@ -25,6 +28,28 @@ int CopiesOf(absl::Span<const std::optional<int>> cells, int unit, int most) {
     if (lacking > free) return copies;
   }
   return most;
+}
+
+void FreeSurplus(const std::vector<size_t>& order, int unit, int copies, std::vector<RankPlace>& places) {
+  std::vector<int> held(static_cast<size_t>(unit));
+  int free = 0;
+  for (RankPlace& place : places) {
+    if (place.cell && *place.cell >= unit)
+      place.process = ProcessId(), place.cell.reset();  // of another mesh
+    if (place.cell) ++held[static_cast<size_t>(*place.cell)];
+    free += place.cell ? 0 : 1;
+  }
+  int lacking = 0;
+  for (const int have : held) lacking += std::max(0, copies - have);
+  for (size_t i = order.size(); i-- > 0 && lacking > free;) {
+    RankPlace& place = places[order[i]];
+    if (!place.cell || held[static_cast<size_t>(*place.cell)] <= copies) continue;
+    GT_PROBE("head.frees_a_part_of_which_there_is_enough");
+    --held[static_cast<size_t>(*place.cell)];
+    place.process = ProcessId();
+    place.cell.reset();
+    ++free;
+  }
 }
 
 std::vector<bool> ChooseByCell(const std::vector<RankPlace>& places, const std::vector<size_t>& order,
@@ -87,6 +112,10 @@ void FillCells(int unit, std::vector<RankPlace>& members) {
 }  // namespace
 
 void SortByCell(const GenerationGrant* last, int unit, std::vector<RankPlace>& members) {
+  if (members.size() % static_cast<size_t>(unit) != 0) return;  // no copies: ranks say so themselves
+  std::vector<size_t> all(members.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  FreeSurplus(all, unit, static_cast<int>(members.size()) / unit, members);
   FillCells(unit, members);
   const int copies = static_cast<int>(members.size()) / unit;
   std::map<ProcessId, int> copy_of;  // of those that were members

@@ -103,6 +103,25 @@ TEST(Cells, AnyLossLeavesEachProcessInItsCell) {
   }
 }
 
+// Both copies of parts 2 and 3 are lost with their machines, and the only places left are those of the
+// others.
+TEST(Cells, WhoHoldsAPartOfWhichThereIsEnoughMakesRoom) {
+  std::vector<RankPlace> places = {Place("a", 0, 0), Place("a", 1, 1), Place("b", 4, 0), Place("b", 5, 1)};
+  const std::vector<size_t> order = {0, 1, 2, 3};
+  FreeSurplus(order, 4, 1, places);
+  EXPECT_THAT(ProcessRanks(places), ElementsAre(0, 1, -1, -1));
+  EXPECT_THAT(ChooseByCell(places, order, 4, 1), ElementsAre(true, true, true, true));
+  SortByCell(nullptr, 4, places);
+  EXPECT_THAT(ProcessRanks(places), ElementsAre(0, 1, -1, -1));
+  // The same without anybody having looked before, and members that are no copies.
+  places = {Place("a", 2, 2), Place("a", 3, 3), Place("b", 6, 2), Place("b", 7, 3)};
+  SortByCell(nullptr, 4, places);
+  EXPECT_THAT(ProcessRanks(places), ElementsAre(-1, -1, 2, 3));
+  places = {Place("a", 2, 2), Place("a", 3, 3)};
+  SortByCell(nullptr, 4, places);
+  EXPECT_THAT(ProcessRanks(places), ElementsAre(2, 3));
+}
+
 // Each node has whole copies: what is lost on two nodes at once is filled on each of them.
 TEST(Cells, ANewProcessTakesTheCellThatItsNodeLacks) {
   std::vector<RankPlace> members = {Place("a", -1, std::nullopt), Place("a", 1, 0),

@@ -93,7 +93,8 @@ ProcessId ProcessOf(const GenerationGrant& grant, int rank) {
   return process.generation.value != 0 ? process : ProcessId{grant.generation, rank};
 }
 
-void CorrectProcesses(const NodeId& node, const std::vector<ProcessId>& kept, GenerationGrant& grant) {
+bool CorrectProcesses(const NodeId& node, const std::vector<ProcessId>& kept, GenerationGrant& grant) {
+  bool any = false;
   for (const ProcessId& process : kept) {
     if (process.generation != grant.generation || process.rank < 0) continue;
     const size_t number = static_cast<size_t>(process.rank), members = grant.ranks.size();
@@ -103,7 +104,9 @@ void CorrectProcesses(const NodeId& node, const std::vector<ProcessId>& kept, Ge
     GT_PROBE("head.another_process_is_there");
     place.process = ProcessId();
     place.cell.reset();
+    any = true;
   }
+  return any;
 }
 
 }  // namespace gtrain::core

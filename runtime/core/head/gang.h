@@ -42,6 +42,7 @@ std::vector<RankPlace> ToRankPlaces(const plan::Placement& placement);
 ProcessId ProcessOf(const GenerationGrant& grant, int rank);
 // A keeper starts a process where the one that goes on is not there any more, and nobody told the head: what
 // the node says that it keeps is by whom places of the grant are held. O(ranks there).
-void CorrectProcesses(const NodeId& node, const std::vector<ProcessId>& kept, GenerationGrant& grant);
+// True: something was corrected.
+bool CorrectProcesses(const NodeId& node, const std::vector<ProcessId>& kept, GenerationGrant& grant);
 
 }  // namespace gtrain::core

@@ -38,6 +38,7 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
     if (word == "fenced") spec.overlap = spec::Overlap::kWait;
     if (word == "one-per-node") spec.ranks_per_node = 1;
     if (word == "in-twos") spec.mesh = {{"dp", std::nullopt}, {"tp", 2}};
+    if (word == "in-fours") spec.mesh = {{"dp", std::nullopt}, {"tp", 4}};
     if (word == "in-place") spec.in_place = true;
     if (word == "spare") spec.spares = 1;
     if (word == "budget0") spec.restart.budget = 0;

@@ -99,14 +99,31 @@ std::set<ProcessId> MembersBefore(const Job& job) {
   return were;
 }
 
+// Of which copy of the model each was a member.
+std::map<ProcessId, int> CopiesBefore(const Job& job) {
+  std::map<ProcessId, int> copies;
+  if (!job.record.grant) return copies;
+  for (const RankPlace& place : job.record.grant->ranks)
+    copies[ProcessOf(*job.record.grant, place.rank)] = place.rank / job.demand.unit;
+  return copies;
+}
+
 // The same where a copy of the model lies on several ranks: as many whole copies as can go on.
-std::vector<bool> MembersByCell(const Job& job, const std::vector<RankPlace>& places) {
-  const std::set<ProcessId> were = MembersBefore(job);
+// Those of a copy of which nobody is missing come first, so that no loss takes another copy apart.
+std::vector<bool> MembersByCell(const Job& job, std::vector<RankPlace>& places) {
+  const std::map<ProcessId, int> copy_of = CopiesBefore(job);
+  std::map<int, int> going_on_of;  // copy -> how many of it
+  for (const RankPlace& place : places) {
+    const auto was = copy_of.find(place.process);
+    if (place.process.generation.value != 0 && was != copy_of.end()) ++going_on_of[was->second];
+  }
   std::vector<size_t> order(places.size()), going_on;
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, {}, [&](size_t i) {
     const RankPlace& place = places[i];
-    return place.process.generation.value == 0 ? 2 : were.contains(place.process) ? 0 : 1;
+    if (place.process.generation.value == 0) return 3;
+    const auto was = copy_of.find(place.process);
+    return was == copy_of.end() ? 2 : going_on_of[was->second] == job.demand.unit ? 0 : 1;
   });
   std::vector<std::optional<int>> cells;
   for (const size_t i : order) {
@@ -117,12 +134,14 @@ std::vector<bool> MembersByCell(const Job& job, const std::vector<RankPlace>& pl
   const int unit = job.demand.unit, most = job.demand.max / unit;
   const int alone = CopiesOf(cells, unit, most);
   if (alone > 0 && alone * unit >= job.demand.min) return ChooseByCell(places, going_on, unit, alone);
-  return ChooseByCell(places, order, unit, std::min(most, static_cast<int>(places.size()) / unit));
+  const int whole = std::min(most, static_cast<int>(places.size()) / unit);
+  FreeSurplus(order, unit, whole, places);
+  return ChooseByCell(places, order, unit, whole);
 }
 
 // Which of the places are members: those that were, then those that wait and could be. Where these are not
 // enough, also those where a process is to be started.
-std::vector<bool> MembersOf(const Job& job, const std::vector<RankPlace>& places) {
+std::vector<bool> MembersOf(const Job& job, std::vector<RankPlace>& places) {
   if (ByCell(job) && !job.demand.count_nodes) return MembersByCell(job, places);
   const std::set<ProcessId> were = MembersBefore(job);
   // A job that counts nodes has whole ones: what is left of another waits for the others there.

@@ -172,6 +172,43 @@ TEST_F(NewcomersTest, ACopyOfAMeshJoinsWhole) {
   }
 }
 
+// Four machines of two, a copy on two of them; one of each is lost: what is left are two halves that are
+// alike.
+TEST_F(NewcomersTest, HalvesThatAreAlikeMakeRoomForTheOthers) {
+  for (const char* node : {"1", "2", "3", "4"}) Hello(node, 2);
+  const JobId job = Submit("train 4 8 in-fours in-place");
+  StartRanks(job);
+  Steps(job, 1, 5);
+  const GenerationGrant eight = Newest();
+  ASSERT_EQ(eight.world_size, 8);
+  std::map<std::string, std::vector<int>> of_node;
+  for (const RankPlace& place : eight.ranks) of_node[place.node.value].push_back(place.rank);
+  std::vector<std::string> lost, left;
+  for (const auto& [node, ranks] : of_node) (ranks[0] % 4 == 0 ? lost : left).push_back(node);
+  ASSERT_EQ(lost.size(), 2u);
+  sent_.clear();
+  Pass(absl::Seconds(12), left);
+  for (const std::string& node : left)
+    FromNode(node, GenerationGone{job, {1}, true, "", {{{1}, of_node[node][0]}, {{1}, of_node[node][1]}}});
+  Pass(absl::Seconds(3), left);
+  ASSERT_FALSE(Sent<StartGeneration>().empty());
+  const GenerationGrant four = Newest();
+  EXPECT_EQ(four.world_size, 4);
+  EXPECT_THAT(four.waiting, IsEmpty());
+  for (const RankPlace& place : four.ranks)
+    EXPECT_TRUE(place.process.generation.value == 0 || place.process.rank % 4 == place.rank);
+  EXPECT_EQ(std::ranges::count_if(four.ranks,
+                                  [](const RankPlace& place) { return place.process.generation.value != 0; }),
+            2);
+}
+
+// One rank is lost: the copy of which nobody is missing goes on as it is.
+TEST_F(NewcomersTest, ALossTakesNoOtherCopyApart) {
+  const JobId job = ThreeGoOn("train 2 4 in-twos in-place");
+  EXPECT_THAT(Processes(Newest().ranks), ElementsAre(ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+  EXPECT_EQ(Newest().world_size, 2) << job.value;
+}
+
 // Who was to be the partner does not come up: another is started, although one still waits.
 TEST_F(NewcomersTest, APartnerThatEndsIsStartedAnew) {
   const JobId job = ThreeGoOn("train 2 4 in-twos in-place");

@@ -213,8 +213,9 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   if (!late && !gone.kept.empty()) job->kept[node.record.id] = gone.kept;
   if (!late && !gone.coming.empty()) job->coming[node.record.id] = gone.coming;
   if (!late && job->record.grant && job->record.grant->generation == gone.generation) {
-    for (const auto* there : {&gone.kept, &gone.coming})
-      CorrectProcesses(node.record.id, *there, *job->record.grant);
+    for (const auto* there : {&gone.kept, &gone.coming}) {
+      if (CorrectProcesses(node.record.id, *there, *job->record.grant)) context_.Dirty(*job);
+    }
   }
   if (late && Waits(gone) && !(job->Live() && job->HoldsNode(node.record.id)))
     life_.EndKept(*job, node.record.id);

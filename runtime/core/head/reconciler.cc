@@ -73,7 +73,7 @@ void Reconciler::TakeKept(const NodeId& node, const AgentHello& hello) {
       if (!job->Live()) {
         std::tie(job->kept[node], job->coming[node]) = std::tie(kept.processes, kept.coming);
         for (const auto* there : {&kept.processes, &kept.coming}) {
-          if (job->record.grant) CorrectProcesses(node, *there, *job->record.grant);
+          if (job->record.grant && CorrectProcesses(node, *there, *job->record.grant)) context_.Dirty(*job);
         }
       }
       if (job->Live() && !job->HoldsNode(node)) life_.EndKept(*job, node);
