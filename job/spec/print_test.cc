@@ -115,6 +115,8 @@ JobSpec RandomSpec(Rng& rng) {
   if (rng.Chance(0.5)) s.secrets = {{"S", {"E", ""}}, {"T", {"", "/f " + RandomText(rng, true)}}};
   RandomizePolicies(s, rng);
   if (rng.Chance(0.5)) s.labels = {{"team", RandomText(rng, true)}};
+  // A mesh of more than dp goes with neither.
+  if (s.mesh.size() > 1) s.virtual_ranks = 0;
   if (s.in_place && s.mesh.size() > 1) s.comm.codecs.clear(), s.comm.automatic = false;
   s.priority = static_cast<int>(rng.Below(2001)) - 1000;
   return s;

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/probe.h"
 #include "job/spec/mesh.h"
 
 namespace gtrain::core {
@@ -91,22 +90,6 @@ std::vector<RankPlace> ToRankPlaces(const plan::Placement& placement) {
 ProcessId ProcessOf(const GenerationGrant& grant, int rank) {
   const ProcessId& process = PlaceOfRank(grant, rank).process;
   return process.generation.value != 0 ? process : ProcessId{grant.generation, rank};
-}
-
-bool CorrectProcesses(const NodeId& node, const std::vector<ProcessId>& kept, GenerationGrant& grant) {
-  bool any = false;
-  for (const ProcessId& process : kept) {
-    if (process.generation != grant.generation || process.rank < 0) continue;
-    const size_t number = static_cast<size_t>(process.rank), members = grant.ranks.size();
-    if (number >= members + grant.waiting.size()) continue;
-    RankPlace& place = number < members ? grant.ranks[number] : grant.waiting[number - members];
-    if (place.node != node || place.process.generation.value == 0) continue;
-    GT_PROBE("head.another_process_is_there");
-    place.process = ProcessId();
-    place.cell.reset();
-    any = true;
-  }
-  return any;
 }
 
 }  // namespace gtrain::core

@@ -40,9 +40,5 @@ std::vector<RankPlace> ToRankPlaces(const plan::Placement& placement);
 
 // The process of a rank of this generation: one that went on in it, or the one that was started with it.
 ProcessId ProcessOf(const GenerationGrant& grant, int rank);
-// A keeper starts a process where the one that goes on is not there any more, and nobody told the head: what
-// the node says that it keeps is by whom places of the grant are held. O(ranks there).
-// True: something was corrected.
-bool CorrectProcesses(const NodeId& node, const std::vector<ProcessId>& kept, GenerationGrant& grant);
 
 }  // namespace gtrain::core

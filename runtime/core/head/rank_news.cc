@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "runtime/core/head/faults.h"
-#include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
 #include "runtime/core/head/newcomers.h"
@@ -212,11 +211,6 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   job->coming.erase(node.record.id);
   if (!late && !gone.kept.empty()) job->kept[node.record.id] = gone.kept;
   if (!late && !gone.coming.empty()) job->coming[node.record.id] = gone.coming;
-  if (!late && job->record.grant && job->record.grant->generation == gone.generation) {
-    for (const auto* there : {&gone.kept, &gone.coming}) {
-      if (CorrectProcesses(node.record.id, *there, *job->record.grant)) context_.Dirty(*job);
-    }
-  }
   if (late && Waits(gone) && !(job->Live() && job->HoldsNode(node.record.id)))
     life_.EndKept(*job, node.record.id);
   life_.Release(*job, node.record.id, now);

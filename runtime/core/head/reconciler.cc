@@ -6,7 +6,6 @@
 #include "base/probe.h"
 #include "runtime/core/head/copies.h"
 #include "runtime/core/head/faults.h"
-#include "runtime/core/head/gang.h"
 #include "runtime/core/head/grants.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/leaves.h"
@@ -70,12 +69,7 @@ void Reconciler::TakeKept(const NodeId& node, const AgentHello& hello) {
   for (const KeptProcesses& kept : hello.kept) {
     Job* job = model_.FindJob(kept.job);
     if (job != nullptr && !IsFinal(job->record.state)) {
-      if (!job->Live()) {
-        std::tie(job->kept[node], job->coming[node]) = std::tie(kept.processes, kept.coming);
-        for (const auto* there : {&kept.processes, &kept.coming}) {
-          if (job->record.grant && CorrectProcesses(node, *there, *job->record.grant)) context_.Dirty(*job);
-        }
-      }
+      if (!job->Live()) std::tie(job->kept[node], job->coming[node]) = std::tie(kept.processes, kept.coming);
       if (job->Live() && !job->HoldsNode(node)) life_.EndKept(*job, node);
       continue;
     }
