@@ -31,7 +31,7 @@ with gtrain.Session() as session:
 
 @unittest.skipUnless(os.path.exists(CHAR_LM), 'the examples are not built')
 class MeshTest(harness.GtrainTest):
-    def launch(self, name, steps, ranks='4', mesh='dp: 2, tp: 2', extra='', every=1000):
+    def launch(self, name, steps, ranks='4', mesh='dp: 2, tp: 2', extra='', every=10_000):
         text = os.path.join(self.dir, 'text')
         if not os.path.exists(text):
             words = random.Random(1)
@@ -77,7 +77,7 @@ checkpoint: {{uri: {self.folder(name)}, every: {every} steps}}
 
     def test_a_part_is_replaced_from_its_copy(self):
         """P1, N7: any of the four parts of dp 2 x tp 2 is killed; the others keep their processes, the weights are the same bits."""
-        steps = 400
+        steps = 1500
         self.launch('alone', steps)
         self.launch('killed', steps)
         kills = random.Random(7)
