@@ -122,7 +122,7 @@ Costs CostsOf(const std::vector<std::string>& nodes, const std::string& algorith
     Counts counts;
     CountingBootstrap bootstrap(world.Rank(static_cast<int>(rank)), &counts);
     ExecOptions options;
-    options.user.timeout = kPatience;
+    options.user.timeout = 4 * kPatience;
     options.algorithm = algorithm;
     options.transport = [&](const Bootstrap&, uint64_t) {
       return std::make_unique<CountingTransport>(network.MakeTransport(), &counts);
