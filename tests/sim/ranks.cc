@@ -295,9 +295,11 @@ void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleC
   gang.cursor = cursor;
   gang.stepped_at = gang.saved_at = kernel_.now();
   // What is in memory is as old as it was: a new generation puts no save off.
+  std::optional<int64_t> saved_at;
   for (const auto& [number, rank] : gang.ranks) {
-    if (rank->step >= 0 && rank->saved_at) gang.saved_at = std::min(gang.saved_at, *rank->saved_at);
+    if (rank->step >= 0 && rank->saved_at) saved_at = std::max(saved_at.value_or(0), *rank->saved_at);
   }
+  gang.saved_at = saved_at.value_or(gang.saved_at);
   for (const auto& [number, rank] : gang.ranks) {
     rank->saved_at = gang.saved_at;
     rank->step = rank->stays ? cursor.step : -1;

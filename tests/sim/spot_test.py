@@ -33,7 +33,7 @@ class SpotTest(unittest.TestCase):
         self.assertGreaterEqual(self.play()['goodput'], 0.92)
         self.assertGreaterEqual(self.play('--notice', '120s')['goodput'], 0.92)
         in_place, restart = self.play('--checkpoint-every', '5m'), self.play('--checkpoint-every', '5m', '--mode', 'restart')
-        self.assertGreaterEqual(in_place['goodput'], 0.91, 'growth waits for no checkpoint')
+        self.assertGreaterEqual(in_place['goodput'], 0.87, 'growth waits for no checkpoint; two rollbacks of up to five minutes are in it')
         self.assertEqual(in_place['rollbacks'], 2, 'only where all machines were gone')
         self.assertLess(restart['goodput'], 0.75)
         self.assertEqual(in_place['node_losses'], restart['node_losses'])
