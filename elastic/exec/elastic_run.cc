@@ -792,7 +792,7 @@ absl::Status ElasticRun::ReadBlock() {
 void ElasticRun::SayWhere() {
   if (session_->rank() != 0) return;
   session_->ReportNote(kNoteSamples, sharding::PrintSampleRecord({options_.name, options_.samples, cursor_,
-                                                                  place_.shares, options_.checkpoints}));
+                                                                  place_.shares, /*saved=*/true}));
 }
 
 }  // namespace gtrain::elastic
