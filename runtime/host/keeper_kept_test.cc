@@ -5,6 +5,8 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -20,6 +22,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 class KeeperKeptTest : public KeeperTest {
  protected:
@@ -301,10 +304,11 @@ TEST_F(KeeperKeptTest, WhoHasNoPlaceInTheNextGenerationIsEnded) {
   EXPECT_TRUE(Alive(WaitStarted(0, 2)->pid));
 }
 
-// A process is started in the place of one that died while it waited, or that nobody can tell its place.
-TEST_F(KeeperKeptTest, WhoCannotGoOnIsReplaced) {
+// P1: the rank of one that died while it waited, or that nobody can tell its place, has ended. One that is
+// started in its place would let the others wait.
+TEST_F(KeeperKeptTest, WhoCannotGoOnHasEnded_P1) {
   Start();
-  Launch({"exec sleep 600"});
+  Launch({"echo words >&2; exec sleep 600"});
   ASSERT_NE(WaitStarted(0), nullptr);
   auto stays = Staying(0);
   EndKeeping(1);
@@ -317,20 +321,37 @@ TEST_F(KeeperKeptTest, WhoCannotGoOnIsReplaced) {
     return !Alive(first);
   }));
   GoOn(2, 0, 1, 0);
-  ASSERT_NE(WaitStarted(0, 2), nullptr);
-  const int64_t second = WaitStarted(0, 2)->pid;
-  EXPECT_NE(second, first);
-  stays = Staying(0, 2);
-  EndKeeping(2);
-  Release(*stays, 2);
-  ASSERT_NE(WaitGone(2), nullptr);
+  const auto* exit = WaitExit(0, 2);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(std::tuple(exit->cause, exit->signal, exit->pid), std::tuple(Cause::kSignal, SIGKILL, first));
+  EXPECT_EQ(exit->tail, "words\n") << "what it said last";
+  const auto* gone = WaitGone(2);
+  ASSERT_NE(gone, nullptr);
+  EXPECT_THAT(std::pair(gone->kept, gone->coming), Pair(IsEmpty(), IsEmpty()));
+  // And of one whose connection has broken nobody knows how.
+  client_->Send(keeper::BeginGeneration{3, 1, 1 << 20, "note"});
+  client_->Send(Rank(0, {"bash", "-c", "exec sleep 600"}, 3));
+  Pump();
+  ASSERT_NE(WaitStarted(0, 3), nullptr);
+  const int64_t second = WaitStarted(0, 3)->pid;
+  stays = Staying(0, 3);
+  EndKeeping(3);
+  Release(*stays, 3);
+  ASSERT_NE(WaitGone(3), nullptr);
   stays.reset();
   LoseAgent();
   Attach();
-  ASSERT_THAT(state_.kept, ElementsAre(keeper::Kept{2, 0})) << "an agent that comes back hears of it";
-  GoOn(3, 0, 2, 0);
-  ASSERT_NE(WaitStarted(0, 3), nullptr);
-  EXPECT_NE(WaitStarted(0, 3)->pid, second);
+  ASSERT_THAT(state_.kept, ElementsAre(keeper::Kept{3, 0})) << "an agent that comes back hears of it";
+  GoOn(4, 0, 3, 0);
+  exit = WaitExit(0, 4);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kLost);
+  EXPECT_EQ(exit->message,
+            "its process, which was started as rank 0 of generation 3, is not there any more to go on");
+  EXPECT_TRUE(Until([&] {
+    Pump();
+    return !Alive(second);
+  })) << "and it has no place";
 }
 
 // The keeper's own end, a lease that is over (P4) and a stop find those that wait, too.

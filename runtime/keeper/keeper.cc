@@ -325,13 +325,17 @@ void Keeper::Do(StartRank& start) {
   if (!kept_.GoOn(*record, start)) {
     auto& rank = record->ranks[start.rank];
     rank = std::make_unique<RankProcess>();
+    const Kept goes_on{start.born, start.born_rank};
     rank->born = {start.generation, start.rank};
     rank->born_token = start.token;
     rank->spec = std::move(start);
-    ranks_.Prepare(*record, *rank);
+    // The others would wait for one that is started in its place, and go on without it at once.
+    if (goes_on.born > 0)
+      ranks_.NeverRuns(*rank, kept_.TakeDeath(goes_on));
+    else
+      ranks_.Prepare(*record, *rank);
   }
-  // Those that no rank of the newest generation goes on with are not needed.
-  if (record->ranks.size() == record->begin.ranks) kept_.End(record->begin.generation, kEndingGraceMs);
+  if (record->ranks.size() == record->begin.ranks) kept_.LeaveOut(record->begin.generation);
 }
 
 void Keeper::Do(EndGeneration& end) {

@@ -107,6 +107,22 @@ bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
   return true;
 }
 
+Exited KeptRanks::TakeDeath(const Kept& born) {
+  const auto it =
+      std::find_if(deaths_.begin(), deaths_.end(), [&](const auto& death) { return death.first == born; });
+  if (it != deaths_.end()) return it->second;
+  Exited lost;
+  lost.cause = Cause::kLost;
+  lost.message = "its process, which was started as rank " + std::to_string(born.born_rank) +
+                 " of generation " + std::to_string(born.born) + ", is not there any more to go on";
+  return lost;
+}
+
+void KeptRanks::LeaveOut(uint64_t generation) {
+  deaths_.clear();
+  End(generation, kEndingGraceMs);
+}
+
 void KeptRanks::End(uint64_t generation, int64_t grace_ms) {
   std::vector<ProcessEntry> processes;
   for (auto& [number, waiting] : kept_) {
@@ -182,21 +198,22 @@ bool KeptRanks::OwnsToken(const std::string& token) const {
   });
 }
 
-// Nobody counts on it: where it was to go on, a process is started. The log has what it said last.
+// It is the exit of the rank as which it was to go on, if a head counts on it. The log has what it said last.
 bool KeptRanks::OnDied(const siginfo_t& info) {
   const auto it = std::find_if(kept_.begin(), kept_.end(),
                                [&](const auto& item) { return item.second.rank->pid == info.si_pid; });
   if (it == kept_.end()) return false;
   Waiting& waiting = it->second;
+  for (LogStream* stream : {&waiting.rank->out, &waiting.rank->err}) stream->Pump(context_.now_ms, 16 << 20);
   if (waiting.kill_at_ms == 0) {
     fprintf(stderr, "gtrain-keeper: process %d of rank %d ended between two generations, with %s %d\n",
             info.si_pid, waiting.rank->spec.rank, info.si_code == CLD_EXITED ? "code" : "signal",
             info.si_status);
+    deaths_.emplace_back(waiting.rank->born, DescribeDeath(*waiting.rank, info));
   } else {
     --ending_;
   }
   for (LogStream* stream : {&waiting.rank->out, &waiting.rank->err}) {
-    stream->Pump(context_.now_ms, 16 << 20);
     stream->Close(context_.now_ms);
   }
   if (RankConnection* connection = connections_.Of(kNoGeneration, it->first)) connection->broken = true;

@@ -15,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/keeper/children.h"
@@ -32,8 +33,13 @@ class KeptRanks final : public ChildOwner {
 
   // Takes the processes that have let go of the generation out of it.
   void Take(GenerationRecord& record);
-  // The process that `start` names goes on as that rank. False: it is not here.
+  // The process that `start` names goes on as that rank. False: it is not here, or cannot be told.
   bool GoOn(GenerationRecord& record, StartRank& start);
+  // What became of a process that cannot go on, as an exit of whichever rank it was to be.
+  Exited TakeDeath(const Kept& born);
+  // Every rank of the newest generation has its process: those that wait and those that are dead are
+  // nobody's.
+  void LeaveOut(uint64_t generation);
   // Ends those that were in no generation later than this.
   void End(uint64_t generation, int64_t grace_ms);
   // Kills those whose grace is over, and what the dead have left behind.
@@ -77,6 +83,8 @@ class KeptRanks final : public ChildOwner {
   size_t ending_ = 0;
   int64_t next_look_ms_ = 0;    // at how long they have waited
   std::set<std::string> dead_;  // tokens of those that have died, whose orphans are to be ended
+  // What became of those that died while they waited, until a generation has begun without them.
+  std::vector<std::pair<Kept, Exited>> deaths_;
 };
 
 }  // namespace gtrain::keeper

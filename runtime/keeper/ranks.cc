@@ -39,36 +39,42 @@ std::string DescribeOom(const RankProcess& rank) {
          ": the machine, or the container of its agent, has no more)";
 }
 
+// Of a generation that is being ended most exits are what gtrain did.
 Exited DescribeExit(const GenerationRecord& record, const RankProcess& rank, const siginfo_t& info) {
+  Exited exit = DescribeDeath(rank, info);
+  if (!record.ordered || record.phase == Phase::kLive) return exit;
+  if (exit.cause == Cause::kSignal && IsOrdinaryStopSignal(exit.signal)) {
+    exit.cause = Cause::kStopped;
+    exit.message = "ended by gtrain with " + SignalName(exit.signal) + ": " + record.reason;
+  } else if (exit.cause == Cause::kExited && exit.code != 0 && exit.code != 75) {
+    exit.cause = Cause::kStopped;
+    exit.message = "exited with code " + std::to_string(exit.code) + " while it was ended: " + record.reason;
+  }
+  return exit;
+}
+
+}  // namespace
+
+Exited DescribeDeath(const RankProcess& rank, const siginfo_t& info) {
   Exited exit;
-  exit.generation = record.begin.generation;
+  exit.generation = rank.spec.generation;
   exit.rank = rank.spec.rank;
   exit.pid = rank.pid;
   exit.tail = rank.err.total() > 0 ? rank.err.LastBytes(kTailBytes) : rank.out.LastBytes(kTailBytes);
   const bool signalled = info.si_code != CLD_EXITED;
-  const bool ours = record.ordered && record.phase != Phase::kLive;
   (signalled ? exit.signal : exit.code) = info.si_status;
   if (signalled && info.si_status == SIGKILL && KilledByOom(rank)) {
     exit.cause = Cause::kOom;
     exit.message = DescribeOom(rank);
-  } else if (signalled && ours && IsOrdinaryStopSignal(info.si_status)) {
-    exit.cause = Cause::kStopped;
-    exit.message = "ended by gtrain with " + SignalName(info.si_status) + ": " + record.reason;
   } else if (signalled) {
     exit.cause = Cause::kSignal;
     exit.message = "killed by " + SignalName(info.si_status);
-  } else if (ours && info.si_status != 0 && info.si_status != 75) {
-    exit.cause = Cause::kStopped;
-    exit.message =
-        "exited with code " + std::to_string(info.si_status) + " while it was ended: " + record.reason;
   } else {
     exit.cause = Cause::kExited;
     exit.message = "exited with code " + std::to_string(info.si_status);
   }
   return exit;
 }
-
-}  // namespace
 
 void Ranks::Prepare(GenerationRecord& record, RankProcess& rank) {
   const StartRank& spec = rank.spec;
@@ -133,13 +139,17 @@ void Ranks::StartPrepared(GenerationRecord& record) {
 
 void Ranks::FailStart(RankProcess& rank, const FailureWords& words) {
   Exited exit;
-  exit.generation = rank.spec.generation;
-  exit.rank = rank.spec.rank;
   exit.pid = rank.pid;
   exit.cause = Cause::kStartFailed;
   exit.code = words.code;
   exit.message = words.message;
   exit.tail = words.detail;
+  NeverRuns(rank, std::move(exit));
+}
+
+void Ranks::NeverRuns(RankProcess& rank, Exited exit) {
+  exit.generation = rank.spec.generation;
+  exit.rank = rank.spec.rank;
   rank.exit = std::move(exit);
   rank.in.reset();
   rank.in_read.reset();

@@ -22,6 +22,9 @@
 
 namespace gtrain::keeper {
 
+// What became of a process, as the exit of the rank that it was last.
+Exited DescribeDeath(const RankProcess& rank, const siginfo_t& info);
+
 class Ranks final : public ChildOwner {
  public:
   Ranks(Context& context, Children& children, Outputs& outputs, RankSocket& socket)
@@ -30,6 +33,8 @@ class Ranks final : public ChildOwner {
   // Everything but the process: StartPrepared starts it with the others of this turn.
   void Prepare(GenerationRecord& record, RankProcess& rank);
   void StartPrepared(GenerationRecord& record);
+  // A rank of which there is no process has ended like this.
+  void NeverRuns(RankProcess& rank, Exited exit);
   // A process that went on as another rank is that one's from now on; one that waits for another generation
   // is nobody's here.
   void Take(const RankProcess& rank) { rank_of_pid_[rank.pid] = {rank.spec.generation, rank.spec.rank}; }

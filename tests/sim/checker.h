@@ -76,7 +76,8 @@ class Checker {
   void RankGoesOn(const RankProcess& rank, const Gang& gang);
   // How many processes of the job wait between two generations.
   int Kept(const JobId& job) const;
-  void RankMeetsStorageFault(const RankProcess& rank);  // it says so and is about to end
+  void RankMeetsStorageFault(const RankProcess& rank);        // it says so and is about to end
+  void RankNeverRuns(const JobId& job, uint64_t generation);  // its process died while it waited
   void GangSteps(const Gang& gang);
   void RankLies(const RankProcess& rank, int64_t step);  // it says that it has made this step
   // And INV-14.

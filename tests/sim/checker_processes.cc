@@ -170,6 +170,11 @@ void Checker::RankEnds(const RankProcess& rank, keeper::Cause cause, int code) {
   if (truth.storage_fault != rank.rank) truth.other_fault = true;
 }
 
+void Checker::RankNeverRuns(const JobId& job, uint64_t generation) {
+  GenerationTruth& truth = generations_[{job, generation}];
+  truth.bad_end = truth.other_fault = true;
+}
+
 void Checker::RankMeetsStorageFault(const RankProcess& rank) {
   GenerationTruth& truth = generations_[{rank.job, rank.generation}];
   if (!truth.storage_fault) truth.storage_fault = rank.rank;

@@ -150,9 +150,12 @@ void KeeperModel::Do(const keeper::Command& command) {
     const auto it = generations_.find(start->generation);
     if (it != generations_.end() && it->second.phase == Phase::kLive &&
         !it->second.ranks.contains(start->rank)) {
-      if (!GoOn(it->second, *start)) PrepareStart(it->second, *start);
+      if (!GoOn(it->second, *start) && start->born > 0) NeverRuns(it->second, *start);
+      if (!it->second.ranks.contains(start->rank)) PrepareStart(it->second, *start);
       // Those that no rank of the newest generation goes on with are not needed.
-      if (it->second.ranks.size() == it->second.begin.ranks) EndKept(start->generation, kEndingGrace);
+      if (it->second.ranks.size() < it->second.begin.ranks) return;
+      deaths_.clear();
+      EndKept(start->generation, kEndingGrace);
     }
   } else if (const auto* end = std::get_if<keeper::EndGeneration>(&command)) {
     highest_revoked_ = std::max(highest_revoked_, end->generation);
@@ -304,10 +307,10 @@ void KeeperModel::Take(Generation& generation) {
     process->kept = true;
     process->relay = process->report = [](const std::string&) {};
     if (!process->waits) process->let_go = nullptr;
-    process->exited = [self, weak = std::weak_ptr(process)](const keeper::Exited&) {
+    process->exited = [self, weak = std::weak_ptr(process)](const keeper::Exited& exit) {
       const auto keeper = self.lock();
       const auto died = weak.lock();
-      if (keeper && died) keeper->KeptDied(died);
+      if (keeper && died) keeper->KeptDied(died, exit);
     };
     checker_.RankKept(*process);
     kept_.push_back({process, generation.begin.generation});
@@ -341,6 +344,21 @@ bool KeeperModel::GoOn(Generation& generation, const keeper::StartRank& start) {
   ranks_.GoOn(process, start.generation, start.rank, std::atoi(Variable(start, "WORLD_SIZE").c_str()),
               TimelineOf(generation.begin));
   return true;
+}
+
+// The process that was to be this rank is not there: the rank has ended as it did.
+void KeeperModel::NeverRuns(Generation& generation, const keeper::StartRank& start) {
+  const keeper::Kept born{start.born, start.born_rank};
+  keeper::Exited exit;
+  exit.cause = keeper::Cause::kLost;
+  for (const auto& [who, how] : deaths_) exit = who == born ? how : exit;
+  exit.generation = start.generation;
+  exit.rank = start.rank;
+  Rank& rank = generation.ranks[start.rank];
+  rank.process = std::make_shared<RankProcess>();
+  rank.process->alive = false;
+  checker_.RankNeverRuns(job_, start.generation);
+  Exited(start.generation, start.rank, std::move(exit));
 }
 
 // It waits beside another generation.
@@ -384,10 +402,13 @@ void KeeperModel::EndWaiting(const RankPtr& process, uint64_t generation) {
   }
 }
 
-// Nobody counts on it: where it was to go on, a process is started.
-void KeeperModel::KeptDied(const RankPtr& process) {
+// It is the exit of the rank as which it was to go on, if a head counts on it.
+void KeeperModel::KeptDied(const RankPtr& process, const keeper::Exited& exit) {
   std::erase_if(kept_, [&](const Waiting& waiting) {
-    if (waiting.process == process && !waiting.ending) GT_PROBE("keeper.kept_process_dies");
+    if (waiting.process == process && !waiting.ending) {
+      GT_PROBE("keeper.kept_process_dies");
+      deaths_.emplace_back(process->born, exit);
+    }
     return waiting.process == process;
   });
   kernel_.After(20 * kMs, [self = shared_from_this()] { self->Advance(0); });

@@ -65,9 +65,10 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   void Connect(const RankPtr& process, uint64_t generation, int rank);
   void Take(Generation& generation);
   bool GoOn(Generation& generation, const keeper::StartRank& start);
+  void NeverRuns(Generation& generation, const keeper::StartRank& start);
   void EndKept(uint64_t generation, int64_t grace);
   void EndWaiting(const RankPtr& process, uint64_t generation);
-  void KeptDied(const RankPtr& process);
+  void KeptDied(const RankPtr& process, const keeper::Exited& exit);
   void Released(const RankPtr& process);
   void ComesUp(const RankPtr& process);
   void WaitOn(const RankPtr& process, Generation& generation, const keeper::StartRank& start);
@@ -91,7 +92,8 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   uint64_t highest_revoked_ = 0, highest_stopped_ = 0, next_relay_ = 1, attach_ = 0;
   std::map<uint64_t, Generation> generations_;
   std::deque<Waiting> kept_;
-  bool lease_over_ = false;  // and no agent came since
+  std::vector<std::pair<keeper::Kept, keeper::Exited>> deaths_;  // of those that died while they waited
+  bool lease_over_ = false;                                      // and no agent came since
   int64_t quit_by_ = 0;
 };
 

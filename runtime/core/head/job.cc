@@ -53,24 +53,11 @@ int Job::SizeOf(const GenerationGrant& grant) const {
   return ranks + std::max(0, all - ranks - Spares());
 }
 
-ProcessId Job::ProcessThatWaits(int number, bool* started) const {
-  const GenerationGrant& grant = *record.grant;
-  const ProcessId here{grant.generation, number};
-  const NodeId& node = PlaceOfRank(grant, number).node;
-  const auto waits = [&](const std::map<NodeId, std::vector<ProcessId>>& of_nodes) {
-    const auto there = of_nodes.find(node);
-    return there != of_nodes.end() && std::ranges::count(there->second, here) > 0;
-  };
-  const bool is_here = waits(kept) || waits(coming);
-  if (started != nullptr) *started = is_here && ProcessOf(grant, number) != here;
-  return is_here ? here : ProcessOf(grant, number);
-}
-
 bool Job::SurvivorsWait() const {
   if (kept.empty() || !record.grant) return false;
   return std::ranges::any_of(record.grant->ranks, [&](const RankPlace& place) {
     const auto there = kept.find(place.node);
-    return there != kept.end() && std::ranges::count(there->second, ProcessThatWaits(place.rank)) > 0;
+    return there != kept.end() && std::ranges::count(there->second, ProcessOf(*record.grant, place.rank)) > 0;
   });
 }
 

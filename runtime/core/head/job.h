@@ -199,10 +199,6 @@ struct Job {
   // The processes of the live generation go on in the next one, as far as this head knows: no step is lost
   // but the one that is under way, and no checkpoint is read.
   bool ProcessesStay() const;
-  // The process of this number of the newest generation that waits for another: as its node says, for a
-  // keeper starts one where that of the grant is not there any more, and tells nobody. True in `started`: it
-  // did.
-  ProcessId ProcessThatWaits(int number, bool* started = nullptr) const;
   // In what the job file counts: processes that wait although all of its ranks run.
   int Spares() const { return (spec.spares + demand.unit - 1) / demand.unit * demand.unit; }
   // The number of ranks or of nodes, whichever the job file counts, with those that are to join them.

@@ -30,10 +30,8 @@ void NameProcesses(const Job& job, const std::map<NodeId, std::vector<ProcessId>
   std::map<NodeId, std::vector<RankPlace>> before;  // of those that wait
   for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
     RankPlace place = PlaceOfRank(last, number);
-    bool started = false;
-    place.process = job.ProcessThatWaits(number, &started);
+    place.process = ProcessOf(last, number);
     if (ByCell(job)) place.cell = CellOf(last, number, job.demand.unit);
-    if (started && number >= last.world_size) place.cell.reset();  // it has never been a member
     const auto there = waiting.find(place.node);
     const bool waits = there != waiting.end() && std::ranges::count(there->second, place.process) > 0 &&
                        !job.hung.contains(place.process);
@@ -96,7 +94,8 @@ void AddMembers(const Job& job, const std::vector<RankPlace>& places, const May&
 std::set<ProcessId> MembersBefore(const Job& job) {
   std::set<ProcessId> were;
   if (!job.record.grant) return were;
-  for (const RankPlace& place : job.record.grant->ranks) were.insert(job.ProcessThatWaits(place.rank));
+  for (const RankPlace& place : job.record.grant->ranks)
+    were.insert(ProcessOf(*job.record.grant, place.rank));
   return were;
 }
 
@@ -105,7 +104,7 @@ std::map<ProcessId, int> CopiesBefore(const Job& job) {
   std::map<ProcessId, int> copies;
   if (!job.record.grant) return copies;
   for (const RankPlace& place : job.record.grant->ranks)
-    copies[job.ProcessThatWaits(place.rank)] = place.rank / job.demand.unit;
+    copies[ProcessOf(*job.record.grant, place.rank)] = place.rank / job.demand.unit;
   return copies;
 }
 

@@ -226,18 +226,21 @@ TEST_F(NewcomersTest, APartnerThatEndsIsStartedAnew) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
-// A process that was to go on had died when its grant came, and its keeper started one: that one goes on.
-TEST_F(NewcomersTest, WhoWasStartedForOneThatHadDiedGoesOn) {
+// P1: a process that was to go on had died when its grant came. The others do not wait for another one.
+TEST_F(NewcomersTest, WithoutWhoDiedBeforeItsGrantTheOthersGoOn_P1) {
   const JobId job = ThreeGoOn("train 2 4 in-place");
   EXPECT_THAT(Processes(Newest().ranks),
               ElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
-  StartRanks(job);
-  Steps(job, 2, 6);
   sent_.clear();
   Kill("2", job, 2, 1);
-  FromNode("1", GenerationGone{job, {2}, true, "", {{{2}, 0}}});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
+  FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 1}}});
   FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 3}}});
-  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{2}, 0}, ProcessId{{1}, 3}));
+  ASSERT_THAT(Sent<StartGeneration>(), SizeIs(2)) << "at once";
+  EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 3}));
+  EXPECT_THAT(Processes(Newest().waiting), ElementsAre(ProcessId{}, ProcessId{}));
+  EXPECT_EQ(Status(job).at("restarts"), 2) << "it was no end of gtrain's";
 }
 
 // A program that reports no steps is re-formed all the same.
