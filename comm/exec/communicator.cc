@@ -152,8 +152,9 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   }
   std::shared_ptr<Fabric>& fabric() override { return whole_->fabric(); }
   Wakers& wakers() override { return whole_->wakers(); }
-  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
-    return whole_->Arena(id, bytes, timeout);
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, uint64_t zeros,
+                                 absl::Duration timeout) override {
+    return whole_->Arena(id, bytes, zeros, timeout);
   }
   void FreeArena(uint64_t id) override { whole_->FreeArena(id); }
   absl::Status Alive() const override { return whole_->Alive(); }

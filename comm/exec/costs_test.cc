@@ -78,9 +78,10 @@ class CountingBootstrap final : public Bootstrap {
     ++counts_->all_gathers;
     return inner_->AllGather(blob, timeout);
   }
-  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, uint64_t zeros,
+                                 absl::Duration timeout) override {
     ++counts_->arenas;
-    return inner_->Arena(id, bytes, timeout);
+    return inner_->Arena(id, bytes, zeros, timeout);
   }
   void FreeArena(uint64_t id) override { inner_->FreeArena(id); }
   absl::Status Alive() const override { return inner_->Alive(); }

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -23,6 +25,11 @@
 #include "comm/port/watch.h"
 
 namespace gtrain::comm {
+namespace {
+
+constexpr uint64_t kJunk = 1 << 20;
+
+}  // namespace
 
 struct FakeWorld::Shared {
   std::atomic<uint32_t> revoked;
@@ -62,14 +69,20 @@ class FakeBootstrap final : public Bootstrap {
     return blobs;
   }
 
-  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration) override {
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, uint64_t zeros, absl::Duration) override {
     const std::string path = Path(id);
     if (world_->before_arena) GT_RETURN_IF_ERROR(world_->before_arena(rank_));
     const UniqueFd mark(open(UserMark(id, rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!mark.valid()) return ErrnoStatus(errno, path);
     UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!fd.valid()) return ErrnoStatus(errno, path);
+    // What is not said to be zeros is none: a keeper gives memory that others have used.
+    struct stat file;
+    const bool is_new = fstat(fd.get(), &file) == 0 && file.st_size == 0;
     if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return ErrnoStatus(errno, path);
+    const std::string junk(is_new ? std::min<uint64_t>(bytes - zeros, kJunk) : 0, '\xa5');
+    if (!junk.empty() && pwrite(fd.get(), junk.data(), junk.size(), static_cast<off_t>(zeros)) < 0)
+      return ErrnoStatus(errno, path);
     return fd;
   }
 

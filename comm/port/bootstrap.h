@@ -51,10 +51,12 @@ class Bootstrap {
                                                              absl::Duration timeout) = 0;
 
   // A shared-memory file of `bytes`, the same object (memfd held by the keeper; no name, no limit of
-  // /dev/shm) for all ranks of this node and generation that ask for `id`. The first call creates it. Every
-  // rank that called this, with or without success, calls FreeArena(id) when it has closed and unmapped the
-  // file.
-  virtual absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) = 0;
+  // /dev/shm) for all ranks of this node and generation that ask for `id`. The first call creates it, with
+  // `zeros` bytes of 0 at its start; the rest may be what others, who have unmapped it, have left there.
+  // Every rank that called this, with or without success, calls FreeArena(id) when it has closed and
+  // unmapped the file.
+  virtual absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, uint64_t zeros,
+                                         absl::Duration timeout) = 0;
   // Gives the file up. It is freed when all ranks that asked for it have called this or died. Never blocks.
   virtual void FreeArena(uint64_t id) = 0;
 

@@ -67,13 +67,13 @@ absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, s
                                                          std::vector<std::string> names, int local,
                                                          uint64_t nonce, const Watch& watch) {
   std::unique_ptr<ShmGroup> group(new ShmGroup(bootstrap, std::move(ranks), std::move(names), local, nonce));
-  GT_ASSIGN_OR_RETURN(group->arena_, group->Map(nonce, group->layout_.bytes, watch));
+  GT_ASSIGN_OR_RETURN(group->arena_, group->Map(nonce, group->layout_.bytes, group->layout_.slots, watch));
   return group;
 }
 
-absl::StatusOr<Mapping> ShmGroup::Map(uint64_t id, size_t bytes, const Watch& watch) {
+absl::StatusOr<Mapping> ShmGroup::Map(uint64_t id, size_t bytes, size_t zeros, const Watch& watch) {
   asked_.push_back(id);
-  GT_ASSIGN_OR_RETURN(const UniqueFd fd, bootstrap_->Arena(id, bytes, watch.Left()));
+  GT_ASSIGN_OR_RETURN(const UniqueFd fd, bootstrap_->Arena(id, bytes, zeros, watch.Left()));
   return Mapping::OfFile(fd.get(), bytes);
 }
 
@@ -269,7 +269,7 @@ absl::StatusOr<void*> ShmGroup::Allocate(size_t bytes, const Watch& watch) {
   const size_t whole = std::max<size_t>(4096, (bytes + 4095) / 4096 * 4096);
   const uint64_t rank = static_cast<uint64_t>(ranks_[static_cast<size_t>(local_)]);
   const uint64_t id = nonce_ + ((rank + 1) << kRankIdShift) + ++allocations_;
-  GT_ASSIGN_OR_RETURN(Mapping memory, Map(id, whole + kMarkBytes, watch));
+  GT_ASSIGN_OR_RETURN(Mapping memory, Map(id, whole + kMarkBytes, whole + kMarkBytes, watch));
   std::memcpy(memory.data() + whole, &id, sizeof(id));
   own_.push_back({id, whole, std::move(memory)});
   return static_cast<void*>(own_.back().memory.data());
@@ -324,7 +324,8 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
     if (known == ranks_.end()) return absl::InternalError("a peer's record names memory of nobody here");
     const int local = static_cast<int>(known - ranks_.begin());
     const uint32_t frees = line(local).frees.load();
-    GT_ASSIGN_OR_RETURN(Mapping memory, Map(record.arena, record.arena_bytes + kMarkBytes, watch));
+    GT_ASSIGN_OR_RETURN(Mapping memory, Map(record.arena, record.arena_bytes + kMarkBytes,
+                                            record.arena_bytes + kMarkBytes, watch));
     if (std::memcmp(memory.data() + record.arena_bytes, &record.arena, sizeof(record.arena)) != 0) {
       return absl::UnavailableError(
           absl::StrCat(names_[static_cast<size_t>(local)], kClosed, ": its memory is gone"));

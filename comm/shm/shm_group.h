@@ -87,8 +87,8 @@ class ShmGroup {
  private:
   ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, std::vector<std::string> names, int local,
            uint64_t nonce);
-  // The whole file `id`, which is this group's until it is closed.
-  absl::StatusOr<Mapping> Map(uint64_t id, size_t bytes, const Watch& watch);
+  // The whole file `id`, which is this group's until it is closed; `zeros` bytes at its start are 0.
+  absl::StatusOr<Mapping> Map(uint64_t id, size_t bytes, size_t zeros, const Watch& watch);
   absl::Status Survey(const Watch& watch);
   void Unmapped(uint64_t id);
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(arena_.data()); }

@@ -49,7 +49,7 @@ class ThreeMachines final : public Bootstrap {
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view, absl::Duration) override {
     return absl::UnimplementedError("");
   }
-  absl::StatusOr<UniqueFd> Arena(uint64_t, uint64_t, absl::Duration) override {
+  absl::StatusOr<UniqueFd> Arena(uint64_t, uint64_t, uint64_t, absl::Duration) override {
     return absl::UnimplementedError("");
   }
   void FreeArena(uint64_t) override {}

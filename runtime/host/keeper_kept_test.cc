@@ -1,6 +1,7 @@
 // Tests the processes that a keeper keeps from one generation for the next (`elastic.mode: in-place`).
 #include <sched.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <memory>
@@ -352,6 +353,79 @@ TEST_F(KeeperKeptTest, WhoCannotGoOnHasEnded_P1) {
     Pump();
     return !Alive(second);
   })) << "and it has no place";
+}
+
+// The memory of a communicator whose users have unmapped it or died is that of the next one, in another
+// generation and of another size, with zeros where they are wanted.
+TEST_F(KeeperKeptTest, MemoryGoesFromGenerationToGeneration) {
+  constexpr uint64_t kBytes = 1 << 20, kZeros = 100'000;
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"}, 1, 4 * kBytes);
+  ASSERT_NE(WaitStarted(1), nullptr);
+  const auto stays = Staying(0);
+  auto dies = Staying(1);
+  const auto arena = [](FakeRank& rank, uint64_t id, uint64_t bytes, uint64_t zeros) {
+    rank.UsedArena(id, bytes, zeros);
+    EXPECT_EQ(rank.Next().first, kKeeperArena);
+    return rank.TakePassed();
+  };
+  const auto node = [](const UniqueFd& file) {
+    struct stat info = {};
+    EXPECT_EQ(fstat(file.get(), &info), 0);
+    return std::pair(info.st_ino, info.st_size);
+  };
+  const UniqueFd first = arena(*stays, 7, kBytes, kZeros);
+  EXPECT_EQ(node(arena(*dies, 7, kBytes, kZeros)), node(first));
+  const UniqueFd all_zeros = arena(*stays, 8, kBytes, kBytes);
+  for (const UniqueFd* file : {&first, &all_zeros})
+    ASSERT_EQ(pwrite(file->get(), std::string(kBytes, 'x').data(), kBytes, 0), ssize_t{kBytes});
+  dies->FreeArenaOf(7, 1);
+  kill(static_cast<pid_t>(WaitStarted(1)->pid), SIGKILL);
+  ASSERT_NE(WaitExit(1), nullptr);
+  dies.reset();
+  EndKeeping(1);
+  Release(*stays, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  stays->FreeArenaOf(8, 1);
+  // It has the first one mapped still: who asks gets another.
+  client_->Send(keeper::BeginGeneration{2, 1, 4 * kBytes, "note"});
+  keeper::StartRank start = Rank(0, {"sleep", "600"}, 2);
+  std::tie(start.born, start.born_rank) = std::pair(1, 0);
+  client_->Send(start);
+  ASSERT_NE(WaitStarted(0, 2), nullptr);
+  EXPECT_EQ(stays->Next().first, kKeeperMember);
+  EXPECT_NE(node(arena(*stays, 7, kBytes, kZeros)).first, node(first).first);
+  stays->FreeArenaOf(7, 2);
+  stays->FreeArenaOf(7, 1);
+  const UniqueFd again = arena(*stays, 9, kBytes + 4096, kZeros);
+  EXPECT_EQ(node(again), std::pair(node(first).first, off_t{kBytes + 4096}));
+  std::string found(kBytes + 4096, '?');
+  ASSERT_EQ(pread(again.get(), found.data(), found.size(), 0), static_cast<ssize_t>(found.size()));
+  EXPECT_EQ(found.substr(0, kZeros), std::string(kZeros, '\0'));
+  EXPECT_EQ(found.substr(kBytes), std::string(4096, '\0')) << "nobody has been there";
+  EXPECT_EQ(found[kBytes - 1], 'x');
+  // What is to be zeros is nobody's old memory.
+  const UniqueFd fresh = arena(*stays, 10, kBytes, kBytes);
+  ASSERT_EQ(pread(fresh.get(), found.data(), kBytes, 0), ssize_t{kBytes});
+  EXPECT_EQ(found.substr(0, kBytes), std::string(kBytes, '\0'));
+}
+
+// Who lives may write to what it has mapped, whatever became of its connection.
+TEST_F(KeeperKeptTest, MemoryOfAProcessThatLivesIsNobodyElses) {
+  constexpr uint64_t kBytes = 1 << 20;
+  Start();
+  Launch({"exec sleep 600"}, 1, 4 * kBytes);
+  ASSERT_NE(WaitStarted(0), nullptr);
+  auto rank = Staying(0);
+  rank->UsedArena(1, kBytes, 4096);
+  ASSERT_EQ(rank->Next().first, kKeeperArena);
+  struct stat was = {}, is = {};
+  ASSERT_EQ(fstat(rank->passed(), &was), 0);
+  rank = Staying(0);  // of this process, whose connection before is closed
+  rank->UsedArena(2, kBytes, 4096);
+  ASSERT_EQ(rank->Next().first, kKeeperArena);
+  ASSERT_EQ(fstat(rank->passed(), &is), 0);
+  EXPECT_NE(is.st_ino, was.st_ino);
 }
 
 // The keeper's own end, a lease that is over (P4) and a stop find those that wait, too.

@@ -82,6 +82,14 @@ class FakeRank {
     RankArenaRequest request{id, bytes};
     Send(kRankArena, std::string(reinterpret_cast<char*>(&request), sizeof(request)));
   }
+  void UsedArena(uint64_t id, uint64_t bytes, uint64_t zeros) {
+    RankUsedArenaRequest request{id, bytes, zeros};
+    Send(kRankUsedArena, std::string(reinterpret_cast<char*>(&request), sizeof(request)));
+  }
+  void FreeArenaOf(uint64_t id, uint64_t generation) {
+    RankArenaOf arena{id, generation};
+    Send(kRankFreeArena, std::string(reinterpret_cast<char*>(&arena), sizeof(arena)));
+  }
   void FreeArena(uint64_t id) { Send(kRankFreeArena, std::string(reinterpret_cast<char*>(&id), sizeof(id))); }
   // (0, "") at end of file.
   std::pair<int, std::string> Next() {

@@ -1,12 +1,20 @@
-// Shared memory of the ranks of a generation, one memfd an arena: made for the first rank that asks, and gone
-// with its last user. The records of the generations hold the arenas.
+// Shared memory of the ranks of a generation, one memfd an arena: made for the first rank that asks, and free
+// with its last user, also when its generation is over. Memory that need not be all zeros is kept then, for
+// the next that is asked for, at most four arenas and 256 MiB: the kernel clears pages at some 5 GB/s, which
+// the ranks of a new generation would wait for, and takes as long to free them.
 //
 // Owner thread only. Pages are touched in steps of 8 MiB, one a turn, so nothing waits for all of an arena.
+// The zeros of memory that is used again are written at once; a communicator wants some 280 KiB a rank.
 #pragma once
 #include <stdint.h>
 
+#include <list>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
 
+#include "base/unique_fd.h"
 #include "runtime/keeper/connections.h"
 #include "runtime/keeper/context.h"
 #include "runtime/keeper/rank_protocol.h"
@@ -18,20 +26,36 @@ class Arenas {
   explicit Arenas(Context& context) : context_(context) {}
 
   // Answers the rank with the memory, or with the reason why not.
-  void Ask(RankConnection& connection, const RankArenaRequest& request);
+  void Ask(RankConnection& connection, const RankUsedArenaRequest& request);
   // The rank has unmapped it.
-  void Free(const RankConnection& connection, uint64_t id);
+  void Free(const RankConnection& connection, const RankArenaOf& arena);
   // The rank has gone without a word.
   void FreeAllOf(const RankConnection& connection);
+  // None is asked for any more. Processes that go on still have theirs mapped and say when they have not.
+  void EndGeneration(uint64_t generation);
   // Touches the next pages that are not in memory yet.
   void Fault();
   // Pages are left to touch: the next turn comes at once.
   bool MoreToFault() const { return bytes_to_fault_ > 0; }
 
  private:
-  Arena* Make(GenerationRecord& record, const RankArenaRequest& request, std::string* why);
+  struct Arena {
+    UniqueFd memfd;
+    uint64_t bytes = 0;
+    uint64_t faulted = 0;
+    bool again = false;                          // others may have it once nobody has it mapped
+    std::set<const RankConnection*> users = {};  // asked for it, and have neither freed it nor gone
+  };
+  using Number = std::pair<uint64_t, uint64_t>;  // generation and id
+
+  Arena* Make(const GenerationRecord& record, const RankUsedArenaRequest& request, std::string* why);
+  bool TakeUsed(const RankUsedArenaRequest& request, Arena* arena);
+  void LimitUsed(uint64_t bytes_max);
+  std::map<Number, Arena>::iterator Drop(std::map<Number, Arena>::iterator arena);
 
   Context& context_;
+  std::map<Number, Arena> arenas_;
+  std::list<Arena> used_;  // which nobody has mapped, the newest first
   uint64_t bytes_to_fault_ = 0;
 };
 

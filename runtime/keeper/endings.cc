@@ -155,7 +155,7 @@ void Endings::Finish(GenerationRecord& record, bool clean, const std::string& me
   }
   if (!record.keep) record.group->cgroup.Remove();
   connections_.BreakAll(record.begin.generation);
-  record.arenas.clear();
+  arenas_.EndGeneration(record.begin.generation);
   outputs_.TailReports();
   outputs_.Send();
   for (auto& [number, rank] : record.ranks) rank->report.reset();

@@ -11,6 +11,7 @@
 
 #include <string>
 
+#include "runtime/keeper/arenas.h"
 #include "runtime/keeper/children.h"
 #include "runtime/keeper/connections.h"
 #include "runtime/keeper/context.h"
@@ -23,13 +24,14 @@ namespace gtrain::keeper {
 class Endings {
  public:
   Endings(Context& context, Children& children, Connections& connections, Outputs& outputs, Ranks& ranks,
-          KeptRanks& kept)
+          KeptRanks& kept, Arenas& arenas)
       : context_(context),
         children_(children),
         connections_(connections),
         outputs_(outputs),
         ranks_(ranks),
-        kept_(kept) {}
+        kept_(kept),
+        arenas_(arenas) {}
 
   struct How {
     End mode = End::kReform;
@@ -57,6 +59,7 @@ class Endings {
   Outputs& outputs_;
   Ranks& ranks_;
   KeptRanks& kept_;
+  Arenas& arenas_;
 };
 
 }  // namespace gtrain::keeper

@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -21,8 +20,6 @@
 #include "runtime/keeper/posix.h"
 
 namespace gtrain::keeper {
-
-struct RankConnection;
 
 // The streams of a dead rank, which others may hold open, are read for this long (fault P7).
 inline constexpr int64_t kDrainMs = 2000;
@@ -65,13 +62,6 @@ struct RankProcess {
   bool MayCome() const { return spec.waits && !released && pid > 0 && !exit; }
 };
 
-struct Arena {
-  UniqueFd memfd;
-  uint64_t bytes = 0;
-  uint64_t faulted = 0;
-  std::set<const RankConnection*> users;  // asked for it, and have neither freed it nor gone
-};
-
 enum class Phase {
   kLive,
   kEnding,   // asked, within the grace
@@ -84,9 +74,8 @@ struct GenerationRecord {
   BeginGeneration begin;
   std::map<int, std::unique_ptr<RankProcess>> ranks;
   // Counted as they happen: to look at every rank at each exit would be too much for thousands.
-  size_t ended = 0;    // ranks that have exited and were reaped, or never started
-  size_t unacked = 0;  // exits that no agent has acknowledged
-  std::map<uint64_t, Arena> arenas;
+  size_t ended = 0;             // ranks that have exited and were reaped, or never started
+  size_t unacked = 0;           // exits that no agent has acknowledged
   UniqueFd reports;             // the folder of all ranks' $GTRAIN_REPORT
   int reports_watch = -1;       // of it, with Outputs; -1: they are looked for every second
   bool others_reports = false;  // some processes have theirs in another folder, which nobody watches

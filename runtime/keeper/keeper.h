@@ -91,7 +91,7 @@ class Keeper {
   Helpers helpers_{context_, children_};
   Consoles consoles_{context_, children_};
   KeptRanks kept_{context_, connections_, outputs_, ranks_};
-  Endings endings_{context_, children_, connections_, outputs_, ranks_, kept_};
+  Endings endings_{context_, children_, connections_, outputs_, ranks_, kept_, arenas_};
 
   UniqueFd signals_;
   uint64_t lease_ms_ = 0;

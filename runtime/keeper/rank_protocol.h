@@ -30,11 +30,14 @@
 // a keeper whose welcome says kKeeperKeepsRanks knows these. A process that comes up beside a generation is
 // told so in its welcome (kKeeperYouWait), and kKeeperRevoked follows at once: it is between two generations.
 // kRankFreeArena: the rank has unmapped an arena. Only a keeper whose welcome says kKeeperFreesArenas knows
-// it. kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper
-// whose welcome says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or
-// kKeeperNoWriter, and may take as long as writers of an earlier generation hold memory. The keeper keeps
-// what a rank sent while no agent is connected (at most kRelayBytesMax a rank, newest progress replaces
-// older) and delivers it to the next agent.
+// it. One that says kKeeperReusesArenas also takes kRankUsedArena, which asks for memory whose bytes need not
+// all be zeros: it may have been another arena's, of any generation, that all of its users have unmapped. To
+// such a keeper kRankFreeArena names the generation, and comes also when that is over. kRankWriter asks for a
+// writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper whose welcome says
+// kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or kKeeperNoWriter, and may
+// take as long as writers of an earlier generation hold memory. The keeper keeps what a rank sent while no
+// agent is connected (at most kRelayBytesMax a rank, newest progress replaces older) and delivers it to the
+// next agent.
 #pragma once
 #include <stdint.h>
 
@@ -46,9 +49,10 @@ enum RankFrameKind : uint16_t {
   kRankArena = 2,      // body: RankArenaRequest; answered by kKeeperArena or kKeeperRefused
   kRankToAgent = 3,    // body: JSON
   kRankWriter = 4,     // body: RankArenaRequest; its id is echoed
-  kRankFreeArena = 5,  // body: uint64_t id; not answered
+  kRankFreeArena = 5,  // body: uint64_t id, or RankArenaOf; not answered
   kRankStays = 6,      // body: empty; not answered
   kRankReleased = 7,   // body: uint64_t generation; not answered
+  kRankUsedArena = 8,  // body: RankUsedArenaRequest; answered as kRankArena is
   // keeper -> rank
   kKeeperWelcome = 16,    // body: empty, or uint32_t: kKeeperHasWriters and others, added up
   kKeeperRefused = 17,    // body: text
@@ -81,7 +85,24 @@ struct RankArenaRequest {
   uint64_t bytes;
 };
 
-enum { kKeeperHasWriters = 1, kKeeperFreesArenas = 2, kKeeperKeepsRanks = 4, kKeeperYouWait = 8 };
+struct RankUsedArenaRequest {
+  uint64_t id;
+  uint64_t bytes;
+  uint64_t zeros;  // at its start, at most `bytes`
+};
+
+struct RankArenaOf {
+  uint64_t id;
+  uint64_t generation;
+};
+
+enum {
+  kKeeperHasWriters = 1,
+  kKeeperFreesArenas = 2,
+  kKeeperKeepsRanks = 4,
+  kKeeperYouWait = 8,
+  kKeeperReusesArenas = 16
+};
 
 // The first four bytes of a save arena: not zero when the rank is gone and the writer needs its data no more
 // (checkpoint/engine/save_arena.h). All the keeper knows of an arena's inside.

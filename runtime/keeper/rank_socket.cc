@@ -92,11 +92,15 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
   } else if (kind == kRankArena && bytes == sizeof(RankArenaRequest) && known) {
     RankArenaRequest request;
     memcpy(&request, body, sizeof(request));
+    arenas_.Ask(connection, {request.id, request.bytes, request.bytes});
+  } else if (kind == kRankUsedArena && bytes == sizeof(RankUsedArenaRequest) && known) {
+    RankUsedArenaRequest request;
+    memcpy(&request, body, sizeof(request));
     arenas_.Ask(connection, request);
-  } else if (kind == kRankFreeArena && bytes == sizeof(uint64_t) && known) {
-    uint64_t id = 0;
-    memcpy(&id, body, sizeof(id));
-    arenas_.Free(connection, id);
+  } else if (kind == kRankFreeArena && (bytes == sizeof(uint64_t) || bytes == sizeof(RankArenaOf)) && known) {
+    RankArenaOf arena{0, connection.generation};
+    memcpy(&arena, body, bytes);
+    arenas_.Free(connection, arena);
   } else if (kind == kRankWriter && bytes == sizeof(RankArenaRequest) && known) {
     RankArenaRequest request;
     memcpy(&request, body, sizeof(request));
@@ -184,8 +188,8 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
   }
   connections_.GiveTo(seat.generation, seat.number, connection);
   rank->sdk = true;
-  const uint32_t abilities =
-      kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks | (waits ? kKeeperYouWait : 0);
+  const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks |
+                             kKeeperReusesArenas | (waits ? kKeeperYouWait : 0);
   connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   if (waits)
     return connection.Send(

@@ -319,7 +319,7 @@ absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(const Membership
                                                   ": not all ranks answered in time", WhoIsMissingLocked()));
 }
 
-absl::StatusOr<UniqueFd> KeeperLink::Arena(const Membership& of, uint64_t id, uint64_t bytes,
+absl::StatusOr<UniqueFd> KeeperLink::Arena(const Membership& of, const RankUsedArenaRequest& request,
                                            absl::Duration timeout) {
   if (Forked()) return ForkedError();
   const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
@@ -327,9 +327,12 @@ absl::StatusOr<UniqueFd> KeeperLink::Arena(const Membership& of, uint64_t id, ui
   MutexLock lock(&mutex_);
   if (!StandsLocked(of)) return of.Alive();
   arena_reply_.reset();
-  arena_wanted_ = id;
-  const RankArenaRequest request{id, bytes};
-  QueueLocked(kRankArena, std::string(reinterpret_cast<const char*>(&request), sizeof(request)));
+  arena_wanted_ = request.id;
+  const RankArenaRequest all_zeros{request.id, request.bytes};
+  if (keeper_reuses_arenas_)
+    QueueLocked(kRankUsedArena, std::string(reinterpret_cast<const char*>(&request), sizeof(request)));
+  else
+    QueueLocked(kRankArena, std::string(reinterpret_cast<const char*>(&all_zeros), sizeof(all_zeros)));
   mutex_.AwaitFor(deadline - Now(),
                   [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return arena_reply_ || !StandsLocked(of); });
   if (!StandsLocked(of)) return of.Alive();
@@ -341,10 +344,13 @@ absl::StatusOr<UniqueFd> KeeperLink::Arena(const Membership& of, uint64_t id, ui
   return reply;
 }
 
-// The keeper has freed what belonged to a generation that is over, and its numbers are used again.
+// An older keeper has freed what belonged to a generation that is over, and knows the newest one alone.
 void KeeperLink::FreeArena(const Membership& of, uint64_t id) {
   if (Forked()) return;
   MutexLock lock(&mutex_);
+  const RankArenaOf arena{id, of.environment().generation};
+  if (keeper_reuses_arenas_)
+    return SendLocked(kRankFreeArena, std::string(reinterpret_cast<const char*>(&arena), sizeof(arena)));
   if (keeper_frees_arenas_ && StandsLocked(of))
     QueueLocked(kRankFreeArena, std::string(reinterpret_cast<const char*>(&id), sizeof(id)));
 }
@@ -547,6 +553,7 @@ void KeeperLink::WelcomeIn(const std::string& body) {
   if (body.size() == sizeof(abilities)) std::memcpy(&abilities, body.data(), sizeof(abilities));
   keeper_has_writers_ = (abilities & kKeeperHasWriters) != 0;
   keeper_frees_arenas_ = (abilities & kKeeperFreesArenas) != 0;
+  keeper_reuses_arenas_ = (abilities & kKeeperReusesArenas) != 0;
   keeper_keeps_ranks_ = (abilities & kKeeperKeepsRanks) != 0;
   waits_ = (abilities & kKeeperYouWait) != 0;
   if (stays_ && keeper_keeps_ranks_) SendLocked(kRankStays, "");

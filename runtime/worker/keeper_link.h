@@ -41,7 +41,8 @@ class KeeperLink {
 
   absl::StatusOr<std::vector<std::string>> AllGather(const Membership& of, absl::string_view blob,
                                                      absl::Duration timeout);
-  absl::StatusOr<UniqueFd> Arena(const Membership& of, uint64_t id, uint64_t bytes, absl::Duration timeout);
+  absl::StatusOr<UniqueFd> Arena(const Membership& of, const RankUsedArenaRequest& request,
+                                 absl::Duration timeout);
   void FreeArena(const Membership& of, uint64_t id);
   std::vector<int> Left(const Membership& of) const;
   void Report(const Membership& of, const core::WorkerEvent& event);
@@ -126,6 +127,7 @@ class KeeperLink {
   std::optional<absl::StatusOr<UniqueFd>> arena_reply_ ABSL_GUARDED_BY(mutex_);
   bool keeper_has_writers_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_frees_arenas_ ABSL_GUARDED_BY(mutex_) = false;
+  bool keeper_reuses_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_keeps_ranks_ ABSL_GUARDED_BY(mutex_) = false;
   bool waits_ ABSL_GUARDED_BY(mutex_) = false;  // it was started beside a generation, and has no place yet
   uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;

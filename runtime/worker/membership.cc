@@ -23,8 +23,9 @@ absl::StatusOr<std::vector<std::string>> Membership::AllGather(absl::string_view
   return link_->AllGather(*this, blob, timeout);
 }
 
-absl::StatusOr<UniqueFd> Membership::Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) {
-  return link_->Arena(*this, id, bytes, timeout);
+absl::StatusOr<UniqueFd> Membership::Arena(uint64_t id, uint64_t bytes, uint64_t zeros,
+                                           absl::Duration timeout) {
+  return link_->Arena(*this, {id, bytes, zeros}, timeout);
 }
 
 void Membership::FreeArena(uint64_t id) { link_->FreeArena(*this, id); }

@@ -34,7 +34,8 @@ class Membership final : public comm::Bootstrap {
   Generation generation() const override { return Generation{env_.generation}; }
   const std::vector<comm::Member>& members() const override { return members_; }
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) override;
-  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, uint64_t zeros,
+                                 absl::Duration timeout) override;
   void FreeArena(uint64_t id) override;
   absl::Status Alive() const override;
   std::vector<int> Left() const override;

@@ -95,7 +95,7 @@ class AloneBootstrap final : public comm::Bootstrap {
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration) override {
     return std::vector<std::string>{std::string(blob)};
   }
-  absl::StatusOr<UniqueFd> Arena(uint64_t, uint64_t bytes, absl::Duration) override {
+  absl::StatusOr<UniqueFd> Arena(uint64_t, uint64_t bytes, uint64_t, absl::Duration) override {
     UniqueFd fd(memfd_create("gtrain-arena", MFD_CLOEXEC));
     if (!fd.valid() || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
       return ErrnoStatus(errno, "arena");
