@@ -51,6 +51,11 @@ class ElasticTest(harness.GtrainTest):
         open(os.path.join(self.out, 'go'), 'w').close()
         return self.wait_for_state(name, 'SUCCEEDED')
 
+    def arenas(self, pid):
+        """The memory that the process shares with other ranks, by inode."""
+        with open(f'/proc/{pid}/maps') as maps:
+            return {line.split()[4] for line in maps if 'memfd:gtrain-arena' in line}
+
     def test_survivors_keep_their_processes(self):
         """P1: any rank, or two at once, killed again and again. GTRAIN_SOAK=1: 1,000 times."""
         seed = random.SystemRandom().randrange(1 << 32)
@@ -62,9 +67,12 @@ class ElasticTest(harness.GtrainTest):
             self.await_steps(2)
             step = self.step()
             victims = rng.sample(sorted(before), 2 if kill % 5 == 4 else 1)
+            memory = self.arenas(min(pid for rank, pid in before.items() if rank not in victims))
             for rank in victims:
                 os.kill(before[rank], signal.SIGKILL)
             after = self.await_members(4, but=[before[rank] for rank in victims])
+            shared = self.arenas(min(pid for rank, pid in before.items() if rank not in victims))
+            self.assertTrue(memory and memory & shared, f'the next generation uses the memory again: {memory}, {shared}, seed {seed}')
             for rank in before:
                 if rank not in victims:
                     self.assertEqual(after[rank], before[rank], f'rank {rank} at kill {kill} of {victims}, seed {seed}')

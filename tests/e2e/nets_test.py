@@ -1,5 +1,7 @@
-"""Four agents on four machines (network namespaces), one rank each; the data plane is UCX over TCP."""
+"""Agents on machines that are network namespaces; the data plane is UCX over TCP."""
 import os
+import random
+import signal
 import subprocess
 import time
 import unittest
@@ -7,7 +9,7 @@ import unittest
 import harness
 import nets
 from cluster import ClusterTest
-from harness import wait_until
+from harness import soak, wait_until
 
 REASON = nets.usable()
 FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
@@ -16,11 +18,11 @@ ALLREDUCE = os.path.join(harness.BUILD, 'tests', 'e2e_allreduce')
 
 
 @unittest.skipIf(REASON, REASON)
-class FourMachinesTest(ClusterTest):
+class MachinesTest(ClusterTest):
     agent_count = 4
 
     def setUp(self):
-        self.nets = nets.Nets(4)
+        self.nets = nets.Nets(self.agent_count)
         self.addCleanup(self.nets.remove)  # after the clean-up of processes, which super().setUp() registers
         super().setUp()
 
@@ -30,6 +32,17 @@ class FourMachinesTest(ClusterTest):
     def address(self, index):
         return self.nets.address(index)
 
+    def steps_of(self):
+        """pid of LINEAR -> [(generation, step, seconds)]."""
+        found = {}
+        for name in os.listdir(self.out):
+            if name.startswith('trained.'):
+                lines = [line.split() for line in self.read(name).splitlines()]
+                found[int(name[8:])] = [(int(line[0]), int(line[1]), int(line[2]) / 1e9) for line in lines if len(line) > 2]
+        return found
+
+
+class FourMachinesTest(MachinesTest):
     def test_one_rank_a_machine(self):
         """The contract across machines: one rank each, MASTER_ADDR is rank 0's machine, no shared loopback."""
         job = self.job_file('spread', f'name: spread\nrun: /usr/bin/python3 {self.stepper} --out {self.out} --steps 3\n'
@@ -85,20 +98,52 @@ class FourMachinesTest(ClusterTest):
 
 @unittest.skipIf(REASON, REASON)
 @unittest.skipUnless(os.access(LINEAR, os.X_OK), 'e2e_elastic_linear is not built')
-class SilentMachineTest(ClusterTest):
+class SixteenRanksTest(MachinesTest):
+    """Four ranks on each of four machines, trained in place."""
+
+    def members(self, but=()):
+        """The pids of the newest generation, once all 16 have made steps in it; None before."""
+        steps = {pid: all_ for pid, all_ in self.steps_of().items() if all_}
+        newest = max((all_[-1][0] for all_ in steps.values()), default=0)
+        found = {pid for pid, all_ in steps.items() if sum(one[0] == newest for one in all_) >= 3 and harness.alive(pid)}
+        return found if len(found) == 16 and not found & set(but) else None
+
+    def machine_of(self):
+        return {rank['pid']: rank['node'] for rank in self.job('many')['ranks']}
+
+    def test_ranks_are_killed(self):
+        """P1, N7: one rank, some on any machines, or all of a machine, again and again. GTRAIN_SOAK=1: 1,000 times."""
+        seed = random.SystemRandom().randrange(1 << 32)
+        rng = random.Random(seed)
+        self.client('launch', '-d', self.job_file('many', f'name: many\nrun: {LINEAR} {self.out} 1000000000 48 10\n'
+                                                          'nodes: {min: 2, max: 4}\nranks_per_node: 4\nelastic: {mode: in-place}\n'
+                                                          'resources: {cpus: 1, oversubscribe: true}\nrestart: {budget: 10000}\n'))
+        killed = 0
+        for round_ in range(soak(600, 6)):
+            before = wait_until('steps of 16 ranks', self.members, 180)
+            machines = self.machine_of()
+            place = rng.choice(sorted(set(machines.values())))
+            victims = (rng.sample(sorted(before), 1), rng.sample(sorted(before), 3),
+                       [pid for pid in before if machines[pid] == place])[round_ % 3]
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            after = wait_until('16 ranks again', lambda: self.members(victims), 180)
+            self.assertLessEqual(before - set(victims), after, f'who is not killed keeps its process: round {round_}, seed {seed}')
+            killed += len(victims)
+        self.client('stop', 'many')
+        self.wait_for_state('many', 'SUCCEEDED', 'CANCELLED')
+        for pid, all_ in self.steps_of().items():
+            numbers = [step for _, step, _ in all_]
+            self.assertEqual(numbers, sorted(set(numbers)), f'no rank makes an update twice: process {pid}, seed {seed}')
+        weights = {pid: self.read(f'weights.{pid}') for pid in after}
+        self.assertEqual(len(set(weights.values())), 1, (weights, seed))
+        self.assertIn('trained once', self.client('data', 'audit', 'many').stdout)
+        print(f'\n{killed} kills of 16 ranks on 4 machines, seed {seed}', flush=True)
+
+
+class SilentMachineTest(MachinesTest):
     """A machine that says nothing any more, neither FIN nor RST, under a job in place; the head waits as long as it was told."""
     agent_count = 3
-
-    def setUp(self):
-        self.nets = nets.Nets(3)
-        self.addCleanup(self.nets.remove)
-        super().setUp()
-
-    def inside(self, index):
-        return self.nets.inside(index)
-
-    def address(self, index):
-        return self.nets.address(index)
 
     def start_head(self, *flags, **options):
         return super().start_head('--node-timeout', '2s', *flags, **options)
@@ -106,15 +151,6 @@ class SilentMachineTest(ClusterTest):
     def train(self, samples):
         self.client('launch', '-d', self.job_file('linear', f'name: linear\nrun: {LINEAR} {self.out} {samples} 12 20\n'
                                                             'nodes: {min: 2, max: 3}\nranks_per_node: 1\nelastic: {mode: in-place}\n'))
-
-    def steps_of(self):
-        """pid -> [(generation, step, seconds)]."""
-        found = {}
-        for name in os.listdir(self.out):
-            if name.startswith('trained.'):
-                lines = [line.split() for line in self.read(name).splitlines()]
-                found[int(name[8:])] = [(int(line[0]), int(line[1]), int(line[2]) / 1e9) for line in lines if len(line) > 2]
-        return found
 
     def test_a_machine_that_falls_silent_is_missed_in_time(self):
         """N1: --node-timeout 2s: the others go on in their processes, with the step that was under way."""
