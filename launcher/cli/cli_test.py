@@ -203,6 +203,13 @@ class Usage(CliTest):
                 self.assertIn('`gtrain status --all` lists them', done.err)
         self.assertIn("'a b' is not a token id", self.run_gtrain('token', 'revoke', 'a b').err)
 
+    def test_how_long_a_machine_may_be_silent_is_checked(self):
+        """B1: --node-timeout, before a head starts."""
+        self.run_gtrain('head', '--init', '--context', 'lab', expect=0)
+        for words, said in ((['100ms'], '--node-timeout must be 300ms to 1m'), (['2m'], '--node-timeout must be 300ms to 1m'),
+                            (['soon'], 'soon'), (['30s', '--lease', '20s'], '--lease is shorter than --node-timeout')):
+            self.assertIn(said, self.run_gtrain('head', '--context', 'lab', '--node-timeout', *words, expect=2).err)
+
     def test_a_head_that_does_not_run(self):
         for words in (['head', '--context', 'lab'], ['head', '--context', 'lab', '--token']):
             self.assertIn('make one with: gtrain head --init --context lab\n', self.run_gtrain(*words, expect=1).err)

@@ -83,6 +83,24 @@ class ChaosTest(harness.GtrainTest):
         self.end_local_cluster()
         self.assertIn('train-1 is over', self.gtrain('chaos', 'train', expect=1).stderr)
 
+    def test_the_verb_hits_who_goes_on(self):
+        """A process that goes on in another generation has the environment of the one in which it was started."""
+        linear = os.path.join(harness.BUILD, 'tests', 'e2e_elastic_linear')
+        self.gtrain('launch', '-d', self.job_file('stays', f'name: stays\nrun: {linear} {self.out} 60000000 60 10\nranks: 3\n'
+                                                           'elastic: {mode: in-place}\nrestart: {budget: 100}\n'
+                                                           'resources: {cpus: 1, oversubscribe: true}\n'))
+        self.wait_for_state('stays', 'RUNNING')
+        wait_until('steps', lambda: any((rank['step'] or 0) > 5 for rank in self.job('stays')['ranks']))
+        pids = {rank['rank']: rank['pid'] for rank in self.job('stays')['ranks']}
+        for rank in (0, 1):  # the second one has gone on without the first
+            said = self.start('chaos', 'stays', '--rank', str(rank), '--every', '300ms')
+            said.wait_for(rf'rank {rank} on \S+: step \d+, and on after [\d.]+ s')
+            said.signal(signal.SIGINT)
+            self.assertEqual(said.wait(), 0, said.output())
+            self.assertFalse(harness.alive(pids[rank]), said.output())
+        self.assertTrue(harness.alive(pids[2]))
+        self.gtrain('stop', 'stays', '--now')
+
     def test_the_verb_leaves_nothing_behind(self):
         """A signal ends it also while it waits for the job to step on, and a drain is taken back when the job ends."""
         spec = self.job_file('rests', 'name: rests\nranks: 1\nrun: sleep 1000\n')

@@ -390,6 +390,18 @@ class ElasticRunTest(harness.GtrainTest):
         self.assertEqual(len(set(weights)), 1)
         self.assertAlmostEqual(weights[0][0], 3, 4)
 
+    def test_training_that_begins_anew_says_so(self):
+        """P4: all processes are gone, and nothing was saved."""
+        self.launch('anew', samples=600000)
+        wait_until('step 10', lambda: self.step() >= 10)
+        before = set(self.trained())
+        os.kill(self.daemons('keeper')[0], signal.SIGKILL)
+        after = wait_until('other processes that step', lambda: {pid: lines for pid, lines in self.trained().items() if pid not in before and lines})
+        self.assertEqual({lines[0][1] for lines in after.values()}, {1})
+        wait_until('status to say so', lambda: 'the job file has no `checkpoint:` that keeps it: training began anew' in self.job('anew')['restore'])
+        self.assertIn('training began anew', self.gtrain('status', 'anew').stdout)
+        self.gtrain('stop', 'anew', '--now')
+
     def test_a_stop_is_the_same_step_for_all(self):
         self.launch('stopped', samples=600000)
         wait_until('step 10', lambda: self.step() >= 10)

@@ -86,7 +86,7 @@ void Faults::Fail(Job& job, FaultRecord fault, Instant now) {
   if (fault.rank >= 0 && job.ExitOf(fault.rank) == nullptr)
     job.hung.insert(ProcessOf(*job.record.grant, fault.rank));
   const std::string message = fault.message;
-  job.goodput.CountLoss();
+  if (!IsPlanned(fault)) job.goodput.CountLoss();
   context_.Emit(job, "fault", message);
   job.record.faults.push_back(std::move(fault));
   job.fault_times.push_back(now);

@@ -284,6 +284,7 @@ TEST_F(NewcomersTest, WhoGoesOnGrowsWithoutACheckpoint) {
   EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
   FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
   EXPECT_EQ(Newest().world_size, 2);
+  EXPECT_EQ(Status(job).at("goodput").at("losses"), 0) << "who comes is no loss";
   EXPECT_THAT(Newest().waiting, SizeIs(2));
   // While these come up there is no other generation for more of them.
   StartRanks(job);

@@ -105,12 +105,6 @@ Budget BudgetOf(FaultKind kind, const spec::RestartBudget& budget) {
   }
 }
 
-// True for a planned change of the number of ranks, which a person asked for or a commit came before: nobody
-// waits for it, and it is no loop of the program's. The fault of a machine that leaves names its node.
-bool IsPlanned(const FaultRecord& fault) {
-  return fault.kind == FaultKind::kPreempted && fault.node.value.empty();
-}
-
 int FreeInARow(const std::vector<PastFault>& faults) {
   int count = 0;
   for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
@@ -263,6 +257,11 @@ bool MetStorageFault(const RankExit& exit) {
     default:
       return false;
   }
+}
+
+// The fault of a machine that leaves names its node.
+bool IsPlanned(const FaultRecord& fault) {
+  return fault.kind == FaultKind::kPreempted && fault.node.value.empty();
 }
 
 bool Charged(FaultKind kind) {

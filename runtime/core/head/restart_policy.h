@@ -44,6 +44,10 @@ bool MetStorageFault(const RankExit& exit);
 // Whether a fault of this kind uses up a budget and counts as a restart.
 bool Charged(FaultKind kind);
 
+// True for a planned change of the number of ranks, which a person asked for or a commit came before: nobody
+// waits for it, it is no loop of the program's, and nothing is lost.
+bool IsPlanned(const FaultRecord& fault);
+
 // False for a generation that ended as planned: its ranks saved and asked for it, or a machine was about to
 // leave.
 bool IsFault(const FaultRecord& fault);
