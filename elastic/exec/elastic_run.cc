@@ -293,8 +293,7 @@ absl::Status ElasticRun::HandOverFresh() {
 absl::Status ElasticRun::HandOver() {
   const int source = agreement_.sources[static_cast<size_t>(place_.cell)];
   const bool takes = applied_ != agreement_.step;
-  const bool has_takers = CopyNeeds();
-  const bool takes_part = has_takers && (takes || session_->rank() == source);
+  const bool takes_part = CopyNeeds() && (takes || session_->rank() == source);
   // The source is the first of them.
   GT_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> among,
                       copies().Split(takes_part ? 0 : -1, takes ? 1 + session_->rank() : 0));
@@ -654,8 +653,7 @@ absl::Status ElasticRun::OpenReducer() {
     return absl::FailedPreconditionError(absl::StrCat(
         "`elastic.determinism: bitwise` and ", policy ? "$GTRAIN_COMPRESSION" : "the program's compression",
         " are both there: what compression sends, and what it holds back, depends on the number of ranks. "
-        "Take "
-        "one of them away"));
+        "Take one of them away"));
   }
   std::vector<GradientSpec> specs;
   for (size_t i = 0; i < gradients_.size(); ++i)

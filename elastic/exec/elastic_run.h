@@ -14,13 +14,12 @@
 // a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
 // communicator, an all-gather of 48 bytes a rank and, where a rank is new, a split, and a broadcast of the
 // state from one rank to those that are new, which read it once for its hash of 16 bytes; the others go on to
-// their first reduction meanwhile. On m machines that is, until all
-// have agreed on the step, two all-gathers through the head and at most 4 log2 m + 3 rounds between ranks
-// (comm/exec/costs_test.cc): the communicator 2 log2 m + 1 of them where m is above 16, and more where it
-// measures the network. Where a state was found in memory, the checkpointer of a generation is opened beside
-// training, from its first step on; saves that are due before it is open come with the step that finds it
-// open on all ranks. A storage that cannot be read then is tried again, and training goes on without: what it
-// has is in memory.
+// their first reduction meanwhile. Until all have agreed on the step that is, on m machines, two all-gathers
+// through the head and at most 4 log2 m + 3 rounds between ranks (comm/exec/costs_test.cc): the communicator
+// makes 2 log2 m + 1 of them where m is above 16, and more where it measures the network. Where a state was
+// found in memory, the checkpointer of a generation is opened beside training, from its first step on; saves
+// that are due before it is open come with the step that finds it open on all ranks. A storage that cannot be
+// read then is tried again, and training goes on without: what it has is in memory.
 //
 // Where the job file has `comm.compression` gradients travel through a Reducer, which each generation makes
 // anew (at most three communicators and two small all-reduces a bucket) and which goes on with what the one

@@ -238,8 +238,7 @@ Verb HeadVerb() {
        "before; default 120s"},
       {"node-timeout", '\0', "TIME",
        "a machine that is silent for so long is lost, 300ms to 60s; default 10s; 2s where all machines are "
-       "in one "
-       "room"},
+       "in one room"},
       {"exit-when-idle", '\0', "", "end after the last job"},
       {"allow-root", '\0', "", "let root listen on other than loopback addresses, outside a container too"},
       {"connections-per-address", '\0', "N", "more from one address are closed at once; default 4096"},

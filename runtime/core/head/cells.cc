@@ -34,8 +34,10 @@ void FreeSurplus(const std::vector<size_t>& order, int unit, int copies, std::ve
   std::vector<int> held(static_cast<size_t>(unit));
   int free = 0;
   for (RankPlace& place : places) {
-    if (place.cell && *place.cell >= unit)
-      place.process = ProcessId(), place.cell.reset();  // of another mesh
+    if (place.cell && *place.cell >= unit) {  // of another mesh
+      place.process = ProcessId();
+      place.cell.reset();
+    }
     if (place.cell) ++held[static_cast<size_t>(*place.cell)];
     free += place.cell ? 0 : 1;
   }
