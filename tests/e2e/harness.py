@@ -326,7 +326,8 @@ class GtrainTest(unittest.TestCase):
         for process in self.started:
             if process.popen.poll() is None and process.argv[1:2] in (['head'], ['agent']):
                 process.signal(signal.SIGTERM)
-        grace = 20 if not self.failed() else 3
+        # A local cluster ends ten seconds after its last job, and a keeper waits fifteen for what still writes a checkpoint.
+        grace = 40 if not self.failed() else 3
         deadline = time.monotonic() + grace
         while self.marked() and time.monotonic() < deadline:
             time.sleep(0.05)
