@@ -44,10 +44,17 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 4, kPauseMs = 2;
 constexpr absl::Duration kPatience = absl::Minutes(3);
 constexpr char kPython[] = "/usr/bin/python3";
-constexpr char kThreeToFour[] = "{min: 3, max: 4}";
+
+// How many ranks a job has, and what its file says of that.
+struct Gang {
+  size_t ranks;
+  const char* text;
+};
+constexpr Gang kFour = {kRanks, "4"}, kThreeToFour = {kRanks, "{min: 3, max: 4}"};
+constexpr Gang kOneToTwo = {2, "{min: 1, max: 2}"};
 
 // The processes of the newest generation that made an update and live: as many as there are ranks, or none.
-std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates, int steps) {
+std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates, size_t ranks, int steps) {
   int newest = 0;
   for (const auto& [pid, all] : updates) newest = std::max(newest, all.back().generation);
   std::vector<pid_t> members;
@@ -56,13 +63,13 @@ std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates,
         std::ranges::count_if(all, [&](const Applied& one) { return one.generation == newest; });
     if (made >= steps && Lives(pid)) members.push_back(pid);
   }
-  return members.size() == kRanks ? members : std::vector<pid_t>{};
+  return members.size() == ranks ? members : std::vector<pid_t>{};
 }
 
-absl::StatusOr<std::vector<pid_t>> AwaitMembers(const fs::path& folder, int steps, pid_t but) {
+absl::StatusOr<std::vector<pid_t>> AwaitMembers(const fs::path& folder, size_t ranks, int steps, pid_t but) {
   const Instant deadline = RealClock().Now() + kPatience;
   while (RealClock().Now() < deadline) {
-    std::vector<pid_t> members = Members(ReadUpdates(folder), steps);
+    std::vector<pid_t> members = Members(ReadUpdates(folder), ranks, steps);
     if (!members.empty() && std::ranges::count(members, but) == 0) return members;
     poll(nullptr, 0, 5);
   }
@@ -74,13 +81,13 @@ enum class Until { kAllStep, kSurvivorsStep };
 
 // From the kill of one rank until the last of all, or of those that survived, has made an update in a newer
 // generation, in milliseconds.
-absl::StatusOr<double> KillOne(const fs::path& folder, Until until, Rng& rng) {
-  GT_ASSIGN_OR_RETURN(std::vector<pid_t> before, AwaitMembers(folder, 30, 0));
+absl::StatusOr<double> KillOne(const fs::path& folder, size_t ranks, Until until, Rng& rng) {
+  GT_ASSIGN_OR_RETURN(std::vector<pid_t> before, AwaitMembers(folder, ranks, 30, 0));
   const pid_t victim = before[rng.Below(before.size())];
   const int old = ReadUpdates(folder).at(victim).back().generation;
   const int64_t killed_ns = NowNs();
   kill(victim, SIGKILL);
-  GT_ASSIGN_OR_RETURN(const std::vector<pid_t> after, AwaitMembers(folder, 1, victim));
+  GT_ASSIGN_OR_RETURN(const std::vector<pid_t> after, AwaitMembers(folder, ranks, 1, victim));
   const auto updates = ReadUpdates(folder);
   std::erase(before, victim);
   int newest = 0;
@@ -115,20 +122,20 @@ class Bench {
 
   absl::StatusOr<double> Ours(const std::string& mode, Until until = Until::kAllStep) {
     const bool alone = until == Until::kSurvivorsStep;
-    GT_ASSIGN_OR_RETURN(const Job job, Launch(alone ? kThreeToFour : "4", mode));
-    absl::StatusOr<double> took = KillOne(job.folder, until, rng_);
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(alone ? kThreeToFour : kFour, mode));
+    absl::StatusOr<double> took = KillOne(job.folder, kRanks, until, rng_);
     const absl::Status stopped = Run({cluster_.gtrain(), "stop", job.name, "--now"});
     return took.ok() && !stopped.ok() ? stopped : took;
   }
 
   // One job that loses a rank again and again.
-  absl::StatusOr<std::vector<double>> Kills(const std::string& ranks, const std::string& elastic, Until until,
+  absl::StatusOr<std::vector<double>> Kills(const Gang& gang, const std::string& elastic, Until until,
                                             bool saves, int kills, int mib = 0) {
-    GT_ASSIGN_OR_RETURN(const Job job, Launch(ranks, elastic, saves, mib));
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(gang, elastic, saves, mib));
     std::vector<double> all;
     for (int kill = 0; kill < kills; ++kill) {
       poll(nullptr, 0, 300 + 2 * mib);  // for a spare to come up with its state: nothing that is measured
-      GT_ASSIGN_OR_RETURN(const double took, KillOne(job.folder, until, rng_));
+      GT_ASSIGN_OR_RETURN(const double took, KillOne(job.folder, gang.ranks, until, rng_));
       all.push_back(took);
     }
     GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "stop", job.name, "--now"}));
@@ -165,7 +172,7 @@ class Bench {
                      (folder / "log").string(), " --monitor_interval ", interval, " ",
                      (peers_ / "elastic_torchrun.py").string(), " ", folder.string(), " ", kPauseMs);
     GT_ASSIGN_OR_RETURN(const pid_t torchrun, Spawn(absl::StrSplit(command, ' ')));
-    absl::StatusOr<double> took = KillOne(folder, Until::kAllStep, rng_);
+    absl::StatusOr<double> took = KillOne(folder, kRanks, Until::kAllStep, rng_);
     kill(torchrun, SIGTERM);
     WaitFor(torchrun, "torchrun").IgnoreError();  // it says that it was ended
     return took;
@@ -182,7 +189,7 @@ class Bench {
     std::vector<double> all;
     absl::Status status;
     while (std::ssize(all) < kills && status.ok()) {
-      const absl::StatusOr<double> took = KillOne(folder, Until::kSurvivorsStep, rng_);
+      const absl::StatusOr<double> took = KillOne(folder, kRanks, Until::kSurvivorsStep, rng_);
       status = took.status();
       if (took.ok()) all.push_back(*took);
     }
@@ -198,20 +205,21 @@ class Bench {
     std::string name;
     fs::path folder;
   };
-  absl::StatusOr<Job> Launch(const std::string& ranks, const std::string& mode, bool saves = true,
-                             int mib = 0) {
+  absl::StatusOr<Job> Launch(const Gang& gang, const std::string& mode, bool saves = true, int mib = 0) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string file = folder / "job.yaml", name = folder.filename();
-    std::ofstream(file)
-        << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
-        << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\", \"" << mib << "\"]\nranks: " << ranks
-        << "\nelastic: {mode: " << mode << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
-        << "resources: {cpus: 1, oversubscribe: true}\n"
-        << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(), "/ckpt, every: 20 steps}\n") : "");
+    std::ofstream(file) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
+                        << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\", \"" << mib
+                        << "\"]\nranks: " << gang.text << "\nelastic: {mode: " << mode
+                        << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
+                        << "resources: {cpus: 1, oversubscribe: true}\n"
+                        << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(),
+                                                 "/ckpt, every: 20 steps}\n")
+                                  : "");
     GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", "-d", file}));
     // CPUs are shared for the sake of the least number of ranks, so a person has to ask for the fourth.
-    if (ranks == kThreeToFour)
-      GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "scale", "-n", absl::StrCat(kRanks), "--now", name}));
+    if (gang.text[0] == '{')
+      GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "scale", "-n", absl::StrCat(gang.ranks), "--now", name}));
     return Job{name, folder};
   }
 
@@ -236,21 +244,23 @@ double Quantile(std::vector<double> values, double part) {
 // Whether the last of many kills costs what the first did.
 absl::Status PrintKills(Bench& bench, int kills) {
   struct Row {
-    const char *what, *ranks, *elastic;
+    const char* what;
+    Gang gang;
+    const char* elastic;
     Until until;
     bool saves = true;
   };
   constexpr Row kRows[] = {
       {"three go on alone", kThreeToFour, "in-place", Until::kSurvivorsStep},
       {"three go on alone, no checkpoint", kThreeToFour, "in-place", Until::kSurvivorsStep, false},
-      {"a spare takes the place, all four", "4", "in-place, spares: 1", Until::kAllStep},
-      {"a process is started in the place, all four", "4", "in-place", Until::kAllStep},
+      {"a spare takes the place, all four", kFour, "in-place, spares: 1", Until::kAllStep},
+      {"a process is started in the place, all four", kFour, "in-place", Until::kAllStep},
   };
   std::printf("%d kills in one job, ms%32s %8s %8s %8s %12s %11s\n", kills, "median", "p90", "p99", "max",
               "first tenth", "last tenth");
   for (const Row& row : kRows) {
     GT_ASSIGN_OR_RETURN(const std::vector<double> all,
-                        bench.Kills(row.ranks, row.elastic, row.until, row.saves, kills));
+                        bench.Kills(row.gang, row.elastic, row.until, row.saves, kills));
     const auto tenth = std::max<ptrdiff_t>(1, std::ssize(all) / 10);
     std::printf("%-46s %8.1f %8.1f %8.1f %8.1f %12.1f %11.1f\n", row.what, Quantile(all, 0.5),
                 Quantile(all, 0.9), Quantile(all, 0.99), Quantile(all, 1),
@@ -351,12 +361,16 @@ absl::Status PrintState(Bench& bench, bool quick) {
   const std::vector<Size> sizes = quick ? std::vector<Size>{{0, 5}, {64, 5}}
                                         : std::vector<Size>{{0, 30}, {64, 30}, {1024, 10}, {8192, 3}};
   struct Row {
-    const char *what, *ranks, *elastic;
+    const char* what;
+    Gang gang;
+    const char* elastic;
     Until until;
+    int states;  // that are in memory at once: those of the ranks, of spares, and of the one that starts
   };
   constexpr Row kRows[] = {
-      {"three go on alone", kThreeToFour, "in-place", Until::kSurvivorsStep},
-      {"a spare takes the place, all four", "4", "in-place, spares: 1", Until::kAllStep}};
+      {"three go on alone", kThreeToFour, "in-place", Until::kSurvivorsStep, 5},
+      {"a spare takes the place, all four", kFour, "in-place, spares: 1", Until::kAllStep, 6},
+      {"one of two goes on alone", kOneToTwo, "in-place", Until::kSurvivorsStep, 2}};
   std::printf("state a rank and kills in one job, ms%21s %8s %8s %s\n", "", "median", "max",
               "base + bytes / bandwidth");
   for (const Size& size : sizes) {
@@ -365,15 +379,14 @@ absl::Status PrintState(Bench& bench, bool quick) {
   for (const Row& row : kRows) {
     double base = 0, per_mib = 0;
     for (const Size& size : sizes) {
-      // Each of five processes has its state, and the one that starts in a place comes beside them.
-      const double needs = 6.0 * size.mib / 1024, has = AvailableGib();
+      const double needs = row.states * size.mib / 1024.0, has = AvailableGib();
       if (needs > has) {
         std::printf("%-34s %5d MiB   left out: needs %.0f GiB of memory, %.0f are there\n", row.what,
                     size.mib, needs, has);
         continue;
       }
       GT_ASSIGN_OR_RETURN(const std::vector<double> all,
-                          bench.Kills(row.ranks, row.elastic, row.until, false, size.kills, size.mib));
+                          bench.Kills(row.gang, row.elastic, row.until, false, size.kills, size.mib));
       const double median = Quantile(all, 0.5);
       if (size.mib == 0) base = median;
       if (size.mib > 0 && per_mib == 0) per_mib = std::max(0.0, median - base) / size.mib;
