@@ -49,7 +49,8 @@ constexpr int kFarewellPollMs = 50;
 constexpr absl::Duration kHousekeepingPause = absl::Seconds(2);
 constexpr absl::Duration kTimerOverdue = absl::Seconds(1);
 constexpr absl::Duration kSlowTurn = absl::Milliseconds(250);
-constexpr absl::Duration kOwnPause = absl::Seconds(2);  // longer than the loop ever sleeps
+constexpr absl::Duration kCommitPatience = absl::Milliseconds(5);  // for a loss, whose grant comes next
+constexpr absl::Duration kOwnPause = absl::Seconds(2);             // longer than the loop ever sleeps
 
 bool IsLoopback(absl::string_view listen) {
   return absl::StartsWith(listen, "127.") || absl::StartsWith(listen, "[::1]");
@@ -382,6 +383,7 @@ int HeadService::PollMs(bool more) const {
   const Instant now = clock_->Now();
   Instant wake = next_housekeeping_;
   if (const std::optional<Instant> deadline = core_->NextDeadline()) wake = std::min(wake, *deadline);
+  if (commit_by_) wake = std::min(wake, *commit_by_);
   if (wake <= now) return 0;
   return static_cast<int>(std::min<int64_t>(1000, absl::ToInt64Milliseconds(wake - now) + 1));
 }
@@ -533,6 +535,12 @@ void HeadService::Do(const std::vector<core::Effect>& effects) {
 }
 
 void HeadService::StartCommit() {
+  if (outbox_.MayWait()) {
+    const Instant now = clock_->Now();
+    if (!commit_by_) commit_by_ = now + kCommitPatience;
+    if (now < *commit_by_) return;
+  }
+  commit_by_.reset();
   std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
   if (!batch) return;
   committing_ = std::make_shared<core::OutboxBatch>(*std::move(batch));

@@ -182,6 +182,7 @@ class HeadService {
   std::shared_ptr<UniqueFd> store_dir_;  // as it was opened
   std::optional<Instant> received_at_;   // the transport was asked
   absl::Duration unread_;  // what is read now may have waited so long: this process was not running
+  std::optional<Instant> commit_by_;  // what is to be stored waits for more until then
   Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};
   std::string last_stats_;
   KeyRequests key_requests_;

@@ -89,18 +89,8 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
     RankHello hello;
     memcpy(&hello, body, sizeof(hello));
     OnHello(connection, hello);
-  } else if (kind == kRankArena && bytes == sizeof(RankArenaRequest) && known) {
-    RankArenaRequest request;
-    memcpy(&request, body, sizeof(request));
-    arenas_.Ask(connection, {request.id, request.bytes, request.bytes});
-  } else if (kind == kRankUsedArena && bytes == sizeof(RankUsedArenaRequest) && known) {
-    RankUsedArenaRequest request;
-    memcpy(&request, body, sizeof(request));
-    arenas_.Ask(connection, request);
-  } else if (kind == kRankFreeArena && (bytes == sizeof(uint64_t) || bytes == sizeof(RankArenaOf)) && known) {
-    RankArenaOf arena{0, connection.generation};
-    memcpy(&arena, body, bytes);
-    arenas_.Free(connection, arena);
+  } else if ((kind == kRankArena || kind == kRankUsedArena || kind == kRankFreeArena) && known) {
+    OnArena(connection, kind, body, bytes);
   } else if (kind == kRankWriter && bytes == sizeof(RankArenaRequest) && known) {
     RankArenaRequest request;
     memcpy(&request, body, sizeof(request));
@@ -109,6 +99,24 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
     OnStays(connection, kind, body, bytes);
   } else if (kind == kRankToAgent && known) {
     OnRelay(connection, std::string(body, bytes));
+  } else {
+    connection.broken = true;
+  }
+}
+
+void RankSocket::OnArena(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {
+  if (kind == kRankFreeArena && (bytes == sizeof(uint64_t) || bytes == sizeof(RankArenaOf))) {
+    RankArenaOf arena{0, connection.generation};
+    memcpy(&arena, body, bytes);
+    arenas_.Free(connection, arena);
+  } else if (kind == kRankArena && bytes == sizeof(RankArenaRequest)) {
+    RankArenaRequest request;
+    memcpy(&request, body, sizeof(request));
+    arenas_.Ask(connection, {request.id, request.bytes, /*zeros=*/request.bytes});
+  } else if (kind == kRankUsedArena && bytes == sizeof(RankUsedArenaRequest)) {
+    RankUsedArenaRequest request;
+    memcpy(&request, body, sizeof(request));
+    arenas_.Ask(connection, request);
   } else {
     connection.broken = true;
   }

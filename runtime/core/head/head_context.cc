@@ -91,7 +91,7 @@ void HeadContext::Forget(const JobId& job) {
 StepResult HeadContext::TakeStep() {
   if (!writes_.empty() || !audit_.empty())
     out_.push_back(Persist{std::exchange(writes_, {}), std::exchange(audit_, {})});
-  StepResult result{std::move(out_), std::move(why_)};
+  StepResult result{std::move(out_), std::move(why_), std::exchange(writes_may_wait_, false)};
   out_.clear();
   why_.clear();
   return result;

@@ -48,6 +48,7 @@ class HeadContext {
              const absl::Status& status, Instant now);
   void Dirty(const Job& job) { dirty_jobs_.insert(job.record.id); }  // it is written at the end of the step
   void Write(Record record);
+  void WritesMayWait() { writes_may_wait_ = true; }  // StepResult::may_wait
   void Delete(std::string key) { writes_.push_back({std::move(key), std::nullopt}); }
   void Forget(const JobId& job);  // it is no more: nothing of it is written, and polls for it are answered
 
@@ -73,6 +74,7 @@ class HeadContext {
   std::vector<AuditEntry> audit_;
   std::set<JobId> dirty_jobs_, news_;
   std::string why_;
+  bool writes_may_wait_ = false;
 };
 
 }  // namespace gtrain::core

@@ -99,6 +99,8 @@ void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration 
   }
   job.written.unreleased = false;
   for (const NodeId& node : record.unreleased) SendRevoke(job, node, mode, grace);
+  // Its processes are granted another one in a few milliseconds, and a head that dies before hears all again.
+  if (ending == Ending::kReform && job.ProcessesStay()) context_.WritesMayWait();
   job.start_deadline.reset();
   job.return_deadline.reset();
   job.gone_deadline = now + grace + config_.gone_margin;

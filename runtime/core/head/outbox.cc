@@ -22,7 +22,8 @@ bool LeavesAtOnce(const Effect& effect) {
 
 uint64_t Outbox::Newest() const { return Pending() ? next_ : next_ - 1; }
 
-void Outbox::Queue(Persist persist) {
+void Outbox::Queue(Persist persist, bool may_wait) {
+  urgent_ = urgent_ || !may_wait || !persist.audit.empty();
   for (AuditEntry& entry : persist.audit) pending_audit_.push_back(std::move(entry));
   for (RecordWrite& write : persist.writes) {
     const auto [at, fresh] = pending_at_.try_emplace(write.key, pending_.size());
@@ -51,7 +52,7 @@ void Outbox::DropCovered(const NodeId& node, const Revoke& revoke) {
 std::vector<Effect> Outbox::Add(StepResult step) {
   // The writes of one step belong to every promise of that step, wherever they stand in it.
   for (Effect& effect : step.effects) {
-    if (auto* persist = std::get_if<Persist>(&effect)) Queue(std::move(*persist));
+    if (auto* persist = std::get_if<Persist>(&effect)) Queue(std::move(*persist), step.may_wait);
   }
   std::vector<Effect> now;
   for (Effect& effect : step.effects) {
@@ -74,6 +75,7 @@ std::vector<Effect> Outbox::Add(StepResult step) {
 std::optional<OutboxBatch> Outbox::NextBatch() {
   if (in_flight_ || !Pending()) return std::nullopt;
   in_flight_ = true;
+  urgent_ = false;
   ++stats_.batches;
   pending_at_.clear();
   OutboxBatch batch{next_++, std::exchange(pending_, {}), std::exchange(pending_audit_, {})};

@@ -43,6 +43,9 @@ class Outbox {
  public:
   std::vector<Effect> Add(StepResult step);
   std::optional<OutboxBatch> NextBatch();
+  // All that the next batch would hold may wait for more (StepResult::may_wait), for as long as its holder
+  // wants: a loss and the grant after it are one commit.
+  bool MayWait() const { return Pending() && !urgent_; }
   std::vector<Effect> Durable(uint64_t sequence);
   // Held replies to clients, requests for the service and reads of logs, which are no longer held: for a disk
   // that is full nobody waits. They rest on what is not durable, and who sends them says so. Replies that
@@ -58,7 +61,7 @@ class Outbox {
     Effect effect;
   };
 
-  void Queue(Persist persist);
+  void Queue(Persist persist, bool may_wait);
   void DropCovered(const NodeId& node, const Revoke& revoke);
   bool Stored(const ReplyToClient& reply) const;
   bool Pending() const { return !pending_.empty() || !pending_audit_.empty(); }
@@ -68,6 +71,7 @@ class Outbox {
   absl::flat_hash_map<std::string, size_t>
       pending_at_;  // by key: a head may delete 100,000 records in one step
   std::vector<AuditEntry> pending_audit_;
+  bool urgent_ = false;  // one of them may not wait
   uint64_t next_ = 1;
   bool in_flight_ = false;                               // batch next_ - 1 is with the disk
   absl::flat_hash_set<std::string> requests_in_flight_;  // keys of the answers in it

@@ -95,6 +95,26 @@ TEST(Outbox, WritesMergeWhileABatchIsOutAndTheLastOneWins) {
   EXPECT_EQ(box.stats().writes_merged, 3u);
 }
 
+// A loss and the grant that follows are one commit, unless something else is stored meanwhile.
+TEST(Outbox, WhatMayWaitIsStoredWithWhatMayNot) {
+  Outbox box;
+  EXPECT_FALSE(box.MayWait());
+  box.Add({{Persist{{Job("j", 1)}}, Reply("a")}, "", /*may_wait=*/true});
+  EXPECT_TRUE(box.MayWait());
+  box.Add({{Reply("b")}, ""});
+  EXPECT_TRUE(box.MayWait()) << "it stores nothing";
+  box.Add({{Persist{{Job("j", 2)}}, Start("n", "j", 2)}, ""});
+  EXPECT_FALSE(box.MayWait());
+  const auto batch = box.NextBatch();
+  ASSERT_TRUE(batch);
+  EXPECT_EQ(batch->writes, std::vector<RecordWrite>({Job("j", 2)}));
+  EXPECT_EQ(box.Durable(batch->sequence), std::vector<Effect>({Reply("a"), Reply("b"), Start("n", "j", 2)}));
+  box.Add({{Persist{{Job("j", 3)}}}, "", /*may_wait=*/true});
+  EXPECT_TRUE(box.MayWait()) << "the next one may again";
+  box.Add({{Persist{{}, {AuditEntry{}}}}, "", /*may_wait=*/true});
+  EXPECT_FALSE(box.MayWait()) << "what a person did is written before it is done";
+}
+
 TEST(Outbox, OrderOfPromisesIsKept) {
   Outbox box;
   box.Add({{Persist{{Job("j", 1)}}, Reply("1"), Start("n", "j", 1), Reply("2")}, ""});

@@ -193,6 +193,8 @@ using Effect = std::variant<Persist, SendToNode, ReplyToClient, RefusePeer, Serv
 struct StepResult {
   std::vector<Effect> effects;  // in order
   std::string why;              // one sentence, empty when nothing was decided
+  // What it persists may wait some milliseconds for the writes of another step: nobody waits for it alone.
+  bool may_wait = false;
 };
 
 }  // namespace gtrain::core
