@@ -364,7 +364,7 @@ absl::StatusOr<std::vector<Outcome>> Protection(Bench& bench, bool quick) {
     };
     Comparison comparison{size.name, "ms", [&] { return run("elastic"); }, {}};
     comparison.peers.push_back({"by hand", [&] { return run("hand"); }});
-    GT_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Measure(comparison, 9));
+    GT_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Measure(comparison, quick ? 7 : 19));
     for (const Outcome& outcome : outcomes) PrintCost(outcome);
     all.insert(all.end(), outcomes.begin(), outcomes.end());
   }
