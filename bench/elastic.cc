@@ -5,8 +5,9 @@
 // restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
 // ranks; there, too, all four count. `--only kills`: a hundred kills in one job. `--only state`: the same
 // with more state a rank. `--only bitwise`: a step with `determinism: bitwise` beside the same without.
-// `--only fashion`: a training of fashion_mnist of which a rank is killed every five seconds, beside one that
-// nobody disturbs. `--only torchft`: torchft of PyPI.
+// `--only protection`: a step of gtrain::Elastic beside the same step by hand, when nobody is killed. `--only
+// fashion`: a training of fashion_mnist of which a rank is killed every five seconds, beside one that nobody
+// disturbs. `--only torchft`: torchft of PyPI.
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,10 +18,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,6 +106,17 @@ absl::StatusOr<double> KillOne(const fs::path& folder, size_t ranks, Until until
   return static_cast<double>(last_ns - killed_ns) / 1e6;
 }
 
+// What a rank computes and sends in a step of elastic_step, and for how many steps.
+struct StepSize {
+  const char* name;
+  int64_t gradients, multiply_adds, steps;
+};
+
+struct StepTook {
+  double ms = 0;
+  double weights = 0;  // their sum after the last step
+};
+
 struct TorchftTimeouts {
   const char* name;
   int collective_ms, heartbeat_ms, join_ms;
@@ -113,6 +127,7 @@ class Bench {
   explicit Bench(const Options& options)
       : cluster_(options.folder),
         rank_(fs::absolute(options.folder + "/../tests/e2e_elastic_linear")),
+        step_(fs::absolute(options.folder + "/../bench/elastic_step")),
         peers_(fs::absolute(options.folder + "/../../bench")),
         torch_(fs::absolute(options.folder + "/../../tools/bench_torch.sh")) {}
 
@@ -159,6 +174,22 @@ class Bench {
              static_cast<double>(steps - 1 - kBegin);
     }
     return absl::InternalError(absl::StrCat("a rank did not make ", steps, " steps in ", folder.string()));
+  }
+
+  // The mean of steps of elastic_step, as `mode` says protected or by hand.
+  absl::StatusOr<StepTook> Protection(const std::string& mode, const StepSize& size) {
+    GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
+    const std::string file = folder / "job.yaml", took = folder / "took";
+    std::ofstream(file) << "name: " << folder.filename().string() << "\nrun: [" << step_.string() << ", "
+                        << took << ", " << mode << ", \"" << size.gradients << "\", \"" << size.multiply_adds
+                        << "\", \"" << size.steps << "\"]\nranks: " << kRanks << "\n"
+                        << (mode == "elastic" ? "elastic: {mode: in-place}\n" : "")
+                        << "resources: {cpus: 1, oversubscribe: true}\n";
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "launch", file}, kPatience));
+    StepTook result;
+    if (!(std::ifstream(took) >> result.ms >> result.weights))
+      return absl::InternalError(absl::StrCat("elastic_step ", mode, " wrote no time"));
+    return result;
   }
 
   // Without --redirects and --tee torch 1.13 does not start under Python 3.11, which lists no flag of value
@@ -231,7 +262,7 @@ class Bench {
   }
 
   LocalCluster cluster_;
-  const fs::path rank_, peers_, torch_;
+  const fs::path rank_, step_, peers_, torch_;
   Rng rng_ = Rng::FromSystem();
   int runs_ = 0;
 };
@@ -291,6 +322,61 @@ absl::StatusOr<std::vector<Outcome>> Bitwise(Bench& bench, bool quick) {
       GT_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Measure(comparison, quick ? 3 : 5));
       all.insert(all.end(), outcomes.begin(), outcomes.end());
     }
+  }
+  return all;
+}
+
+// A 95 % confidence interval of the median, from the order of the values alone.
+std::pair<double, double> Confidence(std::vector<double> values) {
+  std::ranges::sort(values);
+  const auto count = static_cast<double>(values.size());
+  double below = 0, chance = std::pow(0.5, count);  // of so many values on one side of the median
+  size_t cut = 0;
+  for (; cut < values.size() / 2 && below + chance <= 0.025; ++cut) {
+    below += chance;
+    chance *= (count - static_cast<double>(cut)) / static_cast<double>(cut + 1);
+  }
+  cut = cut > 0 ? cut - 1 : 0;
+  return {values[cut], values[values.size() - 1 - cut]};
+}
+
+// The costs of pairs of runs, one after the other, in per cent of a step by hand.
+void PrintCost(const Outcome& outcome) {
+  std::vector<double> costs;
+  for (size_t i = 0; i < outcome.ours.samples.size(); ++i)
+    costs.push_back(100 * (outcome.ours.samples[i] / outcome.theirs.samples[i] - 1));
+  const auto [least, most] = Confidence(costs);
+  std::printf(
+      "%s: protection costs %+.2f %% of a step in the median of %zu pairs, 95 %% confidence %+.2f to "
+      "%+.2f %%\n",
+      outcome.name.c_str(), Series{costs}.Median(), costs.size(), least, most);
+  std::fflush(stdout);  // the next one takes minutes
+}
+
+// What a step of gtrain::Elastic costs beyond the same step by hand, which nothing protects. Four ranks that
+// share two cores compute for about as long as the names say.
+absl::StatusOr<std::vector<Outcome>> Protection(Bench& bench, bool quick) {
+  constexpr StepSize kSizes[] = {{"1 MB, computes 10 ms", 250'000, 60'000'000, 100},
+                                 {"16 MB, computes 10 ms", 4'000'000, 60'000'000, 70},
+                                 {"1 MB, computes 50 ms", 250'000, 300'000'000, 40},
+                                 {"16 MB, computes 50 ms", 4'000'000, 300'000'000, 40}};
+  std::vector<Outcome> all;
+  for (const StepSize& size : kSizes) {
+    if (quick && &size != kSizes) break;
+    std::optional<double> weights;  // equal in all runs: all of them did the same arithmetic
+    const auto run = [&](const std::string& mode) -> absl::StatusOr<double> {
+      GT_ASSIGN_OR_RETURN(const StepTook took, bench.Protection(mode, size));
+      if (took.weights != weights.value_or(took.weights))
+        return absl::InternalError(absl::StrCat("elastic_step ", mode, " ended with a sum of weights of ",
+                                                took.weights, ", not ", *weights));
+      weights = took.weights;
+      return took.ms;
+    };
+    Comparison comparison{size.name, "ms", [&] { return run("elastic"); }, {}};
+    comparison.peers.push_back({"by hand", [&] { return run("hand"); }});
+    GT_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes, Measure(comparison, quick ? 7 : 19));
+    for (const Outcome& outcome : outcomes) PrintCost(outcome);
+    all.insert(all.end(), outcomes.begin(), outcomes.end());
   }
   return all;
 }
@@ -421,7 +507,7 @@ int Main(const Options& options) {
     std::fprintf(stderr, "bench_elastic: %s\n", started.ToString().c_str());
     return 1;
   }
-  if (!options.only.empty() && options.only != "bitwise") {
+  if (!options.only.empty() && options.only != "bitwise" && options.only != "protection") {
     const absl::Status printed = options.only == "kills"   ? PrintKills(bench, options.quick ? 10 : 100)
                                  : options.only == "state" ? PrintState(bench, options.quick)
                                                            : PrintTorchft(bench, options.quick);
@@ -429,8 +515,9 @@ int Main(const Options& options) {
     if (!printed.ok()) std::fprintf(stderr, "bench_elastic: %s\n", printed.ToString().c_str());
     return printed.ok() ? 0 : 1;
   }
-  const auto outcomes =
-      options.only == "bitwise" ? Bitwise(bench, options.quick) : OneKill(bench, options.quick);
+  const auto outcomes = options.only == "bitwise"      ? Bitwise(bench, options.quick)
+                        : options.only == "protection" ? Protection(bench, options.quick)
+                                                       : OneKill(bench, options.quick);
   bench.Stop();
   if (!outcomes.ok()) {
     std::fprintf(stderr, "bench_elastic: %s\n", outcomes.status().ToString().c_str());
@@ -444,5 +531,5 @@ int Main(const Options& options) {
 
 int main(int argc, char** argv) {
   return gtrain::bench::Main(gtrain::bench::ParseOptions(
-      argc, argv, {"kills", "state", "bitwise", "torchft", gtrain::bench::kFashion}));
+      argc, argv, {"kills", "state", "bitwise", "protection", "torchft", gtrain::bench::kFashion}));
 }

@@ -35,6 +35,16 @@ bool MayMend(const absl::Status& status) {
          !absl::IsPermissionDenied(status) && !absl::IsUnimplemented(status);
 }
 
+// In blocks of a fixed size, so that the compiler uses vectors at -O2, too.
+void Scale(float* data, size_t count, float factor) {
+  constexpr size_t kBlock = 16;
+  size_t at = 0;
+  for (; at + kBlock <= count; at += kBlock) {
+    for (size_t i = 0; i < kBlock; ++i) data[at + i] *= factor;
+  }
+  for (; at < count; ++at) data[at] *= factor;
+}
+
 }  // namespace
 
 ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
@@ -548,9 +558,7 @@ absl::Status ElasticRun::ReduceDense() {
     i = end;
   }
   const float scale = static_cast<float>(1 / static_cast<double>(BatchSize()));
-  for (const Gradient& gradient : gradients_) {
-    for (size_t i = 0; i < gradient.count; ++i) gradient.data[i] *= scale;
-  }
+  for (const Gradient& gradient : gradients_) Scale(gradient.data, gradient.count, scale);
   return absl::OkStatus();
 }
 
