@@ -309,50 +309,68 @@ TEST_F(KeeperKeptTest, WhoHasNoPlaceInTheNextGenerationIsEnded) {
 // started in its place would let the others wait.
 TEST_F(KeeperKeptTest, WhoCannotGoOnHasEnded_P1) {
   Start();
-  Launch({"echo words >&2; exec sleep 600"});
-  ASSERT_NE(WaitStarted(0), nullptr);
-  auto stays = Staying(0);
-  EndKeeping(1);
-  Release(*stays, 1);
-  ASSERT_NE(WaitGone(), nullptr);
-  const int64_t first = WaitStarted(0)->pid;
-  kill(static_cast<pid_t>(first), SIGKILL);
-  ASSERT_TRUE(Until([&] {
-    Pump();
-    return !Alive(first);
-  }));
-  GoOn(2, 0, 1, 0);
-  const auto* exit = WaitExit(0, 2);
-  ASSERT_NE(exit, nullptr);
-  EXPECT_EQ(std::tuple(exit->cause, exit->signal, exit->pid), std::tuple(Cause::kSignal, SIGKILL, first));
-  EXPECT_EQ(exit->tail, "words\n") << "what it said last";
-  const auto* gone = WaitGone(2);
-  ASSERT_NE(gone, nullptr);
-  EXPECT_THAT(std::pair(gone->kept, gone->coming), Pair(IsEmpty(), IsEmpty()));
+  // Starts rank 0 of the generation, which waits for another one then.
+  std::unique_ptr<FakeRank> stays;
+  const auto wait = [&](uint64_t generation) {
+    const char* script = "echo words >&2; trap 'exit 0' USR1; while :; do sleep 0.05; done";
+    client_->Send(keeper::BeginGeneration{generation, 1, 1 << 20, "note"});
+    keeper::StartRank start = Rank(0, {"bash", "-c", script}, generation);
+    start.err_path = Path(absl::StrCat("err-", generation));
+    client_->Send(start);
+    EXPECT_NE(WaitStarted(0, generation), nullptr);
+    EXPECT_TRUE(Until([&] {
+      Pump();
+      return Slurp(Path(absl::StrCat("err-", generation))) == "words\n";
+    }));
+    stays = Staying(0, generation);
+    EndKeeping(generation);
+    Release(*stays, generation);
+    EXPECT_NE(WaitGone(generation), nullptr);
+    return WaitStarted(0, generation)->pid;
+  };
+  const auto ends = [&](int64_t pid) {
+    return Until([&] {
+      Pump();
+      return !Alive(pid);
+    });
+  };
+  const auto words = [](int generation, const std::string& how) {
+    return absl::StrCat("its process, which was started as rank 0 of generation ", generation,
+                        ", is not there any more", how);
+  };
+  // Whichever way it ends: who exits with 0 has not done its part in a generation that it never heard of.
+  uint64_t generation = 1;
+  for (const auto& [signal, how] :
+       {std::pair(SIGKILL, "killed by SIGKILL (Killed)"), std::pair(SIGUSR1, "exited with code 0")}) {
+    const int64_t pid = wait(generation);
+    kill(static_cast<pid_t>(pid), signal);
+    ASSERT_TRUE(ends(pid));
+    GoOn(generation + 1, 0, generation, 0);
+    const auto* exit = WaitExit(0, generation + 1);
+    ASSERT_NE(exit, nullptr);
+    EXPECT_EQ(std::tuple(exit->cause, exit->code, exit->signal, exit->pid),
+              std::tuple(Cause::kLost, 0, 0, pid));
+    EXPECT_EQ(exit->message, words(static_cast<int>(generation),
+                                   absl::StrCat(": ", how, " while it waited for this generation")));
+    EXPECT_EQ(exit->tail, "words\n") << "what it said last";
+    const auto* gone = WaitGone(generation + 1);
+    ASSERT_NE(gone, nullptr);
+    EXPECT_THAT(std::pair(gone->kept, gone->coming), Pair(IsEmpty(), IsEmpty()));
+    generation += 2;
+  }
   // And of one whose connection has broken nobody knows how.
-  client_->Send(keeper::BeginGeneration{3, 1, 1 << 20, "note"});
-  client_->Send(Rank(0, {"bash", "-c", "exec sleep 600"}, 3));
-  Pump();
-  ASSERT_NE(WaitStarted(0, 3), nullptr);
-  const int64_t second = WaitStarted(0, 3)->pid;
-  stays = Staying(0, 3);
-  EndKeeping(3);
-  Release(*stays, 3);
-  ASSERT_NE(WaitGone(3), nullptr);
+  const int64_t pid = wait(generation);
   stays.reset();
   LoseAgent();
   Attach();
-  ASSERT_THAT(state_.kept, ElementsAre(keeper::Kept{3, 0})) << "an agent that comes back hears of it";
-  GoOn(4, 0, 3, 0);
-  exit = WaitExit(0, 4);
+  ASSERT_THAT(state_.kept, ElementsAre(keeper::Kept{generation, 0}))
+      << "an agent that comes back hears of it";
+  GoOn(generation + 1, 0, generation, 0);
+  const auto* exit = WaitExit(0, generation + 1);
   ASSERT_NE(exit, nullptr);
   EXPECT_EQ(exit->cause, Cause::kLost);
-  EXPECT_EQ(exit->message,
-            "its process, which was started as rank 0 of generation 3, is not there any more to go on");
-  EXPECT_TRUE(Until([&] {
-    Pump();
-    return !Alive(second);
-  })) << "and it has no place";
+  EXPECT_EQ(exit->message, words(static_cast<int>(generation), ""));
+  EXPECT_TRUE(ends(pid)) << "and it has no place";
 }
 
 // The memory of a communicator whose users have unmapped it or died is that of the next one, in another

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,11 +21,16 @@ namespace {
 constexpr uint64_t kFaultStep = 8u << 20;
 constexpr size_t kUsedMax = 4;                 // arenas that wait for another user
 constexpr uint64_t kUsedBytesMax = 256 << 20;  // of all of them
+constexpr uint64_t kZerosMax = 16 << 20;       // that are written in a turn
 
+// Its first thread may have ended before the others, which share its memory.
 bool LivesStill(const ProcessEntry& known) {
   ProcessEntry process;
-  return known.pid <= 0 ||
-         (ReadProcess(known.pid, &process) && !process.zombie && process.start_time == known.start_time);
+  if (known.pid <= 0) return true;
+  if (!ReadProcess(known.pid, &process) || process.start_time != known.start_time) return false;
+  struct stat threads = {};
+  const std::string folder = "/proc/" + std::to_string(known.pid) + "/task";
+  return !process.zombie || (stat(folder.c_str(), &threads) == 0 && threads.st_nlink > 3);
 }
 
 bool WriteZeros(int fd, uint64_t bytes) {
@@ -47,7 +53,7 @@ bool Arenas::TakeUsed(const RankUsedArenaRequest& request, Arena* arena) {
   };
   const auto it = std::min_element(used_.begin(), used_.end(),
                                    [&](const Arena& a, const Arena& b) { return off(a) < off(b); });
-  if (it == used_.end() || request.zeros >= request.bytes) return false;
+  if (it == used_.end() || request.zeros >= request.bytes || request.zeros > kZerosMax) return false;
   *arena = std::move(*it);
   used_.erase(it);
   const int fd = arena->memfd.get();
@@ -79,6 +85,7 @@ Arenas::Arena* Arenas::Make(const GenerationRecord& record, const RankUsedArenaR
     }
   }
   arena.again = request.zeros < request.bytes;
+  bytes_max_ = most;
   LimitUsed(most - total);
   bytes_to_fault_ += request.bytes - arena.faulted;
   return &arenas_.emplace(Number{generation, request.id}, std::move(arena)).first->second;
@@ -121,7 +128,7 @@ void Arenas::LimitUsed(uint64_t bytes_max) {
 std::map<Arenas::Number, Arenas::Arena>::iterator Arenas::Drop(std::map<Number, Arena>::iterator arena) {
   if (arena->second.again) {
     used_.push_front(std::move(arena->second));
-    LimitUsed(kUsedBytesMax);
+    LimitUsed(std::min(kUsedBytesMax, bytes_max_));
   }
   return arenas_.erase(arena);
 }

@@ -1,10 +1,12 @@
 // Shared memory of the ranks of a generation, one memfd an arena: made for the first rank that asks, and free
 // with its last user, also when its generation is over. Memory that need not be all zeros is kept then, for
-// the next that is asked for, at most four arenas and 256 MiB: the kernel clears pages at some 5 GB/s, which
-// the ranks of a new generation would wait for, and takes as long to free them.
+// the next that is asked for, at most four arenas, 256 MiB and what a generation of the job may have: the
+// kernel clears pages at some 5 GB/s, which the ranks of a new generation would wait for, and takes as long
+// to free them.
 //
 // Owner thread only. Pages are touched in steps of 8 MiB, one a turn, so nothing waits for all of an arena.
-// The zeros of memory that is used again are written at once; a communicator wants some 280 KiB a rank.
+// The zeros of memory that is used again are written at once, at most 16 MiB; a communicator wants some 280
+// KiB a rank.
 #pragma once
 #include <stdint.h>
 
@@ -55,7 +57,8 @@ class Arenas {
 
   Context& context_;
   std::map<Number, Arena> arenas_;
-  std::list<Arena> used_;  // which nobody has mapped, the newest first
+  std::list<Arena> used_;   // which nobody has mapped, the newest first
+  uint64_t bytes_max_ = 0;  // of a generation of this job, the newest one that asked
   uint64_t bytes_to_fault_ = 0;
 };
 

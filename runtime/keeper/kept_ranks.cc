@@ -110,11 +110,15 @@ bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
 Exited KeptRanks::TakeDeath(const Kept& born) {
   const auto it =
       std::find_if(deaths_.begin(), deaths_.end(), [&](const auto& death) { return death.first == born; });
-  if (it != deaths_.end()) return it->second;
   Exited lost;
   lost.cause = Cause::kLost;
   lost.message = "its process, which was started as rank " + std::to_string(born.born_rank) +
-                 " of generation " + std::to_string(born.born) + ", is not there any more to go on";
+                 " of generation " + std::to_string(born.born) + ", is not there any more";
+  if (it == deaths_.end()) return lost;
+  // A code of 0 or 75 as well: the rank has not done its part in a generation that it never heard of.
+  lost.pid = it->second.pid;
+  lost.tail = it->second.tail;
+  lost.message += ": " + it->second.message + " while it waited for this generation";
   return lost;
 }
 

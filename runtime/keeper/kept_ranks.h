@@ -35,7 +35,8 @@ class KeptRanks final : public ChildOwner {
   void Take(GenerationRecord& record);
   // The process that `start` names goes on as that rank. False: it is not here, or cannot be told.
   bool GoOn(GenerationRecord& record, StartRank& start);
-  // What became of a process that cannot go on, as an exit of whichever rank it was to be.
+  // What became of a process that cannot go on, as an exit of whichever rank it was to be: a loss, however it
+  // ended.
   Exited TakeDeath(const Kept& born);
   // Every rank of the newest generation has its process: those that wait and those that are dead are
   // nobody's.

@@ -351,7 +351,7 @@ void KeeperModel::NeverRuns(Generation& generation, const keeper::StartRank& sta
   const keeper::Kept born{start.born, start.born_rank};
   keeper::Exited exit;
   exit.cause = keeper::Cause::kLost;
-  for (const auto& [who, how] : deaths_) exit = who == born ? how : exit;
+  for (const auto& [who, how] : deaths_) exit.pid = who == born ? how.pid : exit.pid;
   exit.generation = start.generation;
   exit.rank = start.rank;
   Rank& rank = generation.ranks[start.rank];

@@ -364,7 +364,7 @@ std::string DescribeExit(const RankExit& exit) {
     case ExitCause::kAddressInUse:
       return "MASTER_PORT was taken";
     case ExitCause::kLost:
-      return "lost with its keeper";
+      return exit.message.empty() ? "lost with its keeper" : "lost";
   }
   return "ended";
 }
