@@ -61,18 +61,16 @@ class ElasticTest(harness.GtrainTest):
         seed = random.SystemRandom().randrange(1 << 32)
         rng = random.Random(seed)
         self.launch('stays')
-        kills, waits = soak(1000, 12), []
+        kills, waits, memory = soak(1000, 12), [], []
         for kill in range(kills):
             before = self.await_members(4)
             self.await_steps(2)
             step = self.step()
             victims = rng.sample(sorted(before), 2 if kill % 5 == 4 else 1)
-            memory = self.arenas(min(pid for rank, pid in before.items() if rank not in victims))
             for rank in victims:
                 os.kill(before[rank], signal.SIGKILL)
             after = self.await_members(4, but=[before[rank] for rank in victims])
-            shared = self.arenas(min(pid for rank, pid in before.items() if rank not in victims))
-            self.assertTrue(memory and memory & shared, f'the next generation uses the memory again: {memory}, {shared}, seed {seed}')
+            memory += self.arenas(min(pid for rank, pid in before.items() if rank not in victims))
             for rank in before:
                 if rank not in victims:
                     self.assertEqual(after[rank], before[rank], f'rank {rank} at kill {kill} of {victims}, seed {seed}')
@@ -81,6 +79,8 @@ class ElasticTest(harness.GtrainTest):
             self.assertTrue(all(life[4] >= step for life in survivors), (step, survivors, seed))
             self.assertTrue(all(life[4] - life[3] <= 1 for life in survivors), f'a step at most is behind: {survivors}')
             waits += [life[5] for life in survivors]
+        # Two take turns: a keeper may hear that a dead rank's connection is closed when the next generation has its memory.
+        self.assertLess(len(set(memory)), len(memory) / 2, f'generations use memory again: {memory}, seed {seed}')
         print(f'\n{kills} kills, seed {seed}: survivors were in the next generation after {statistics.median(waits) * 1000:.0f} ms in the '
               f'median, {max(waits) * 1000:.0f} ms at most', flush=True)
         self.finish('stays')
