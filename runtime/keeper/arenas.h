@@ -5,8 +5,9 @@
 // to free them.
 //
 // Owner thread only. Pages are touched in steps of 8 MiB, one a turn, so nothing waits for all of an arena.
-// The zeros of memory that is used again are written at once, at most 16 MiB; a communicator wants some 280
-// KiB a rank.
+// The zeros of memory that is used again are written at once, at most 16 MiB. A communicator wants some 275
+// KiB a rank of this machine and 112 bytes a rank of the job: with more than some 58 ranks here it gets new
+// memory each time.
 #pragma once
 #include <stdint.h>
 

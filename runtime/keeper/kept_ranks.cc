@@ -202,7 +202,7 @@ bool KeptRanks::OwnsToken(const std::string& token) const {
   });
 }
 
-// It is the exit of the rank as which it was to go on, if a head counts on it. The log has what it said last.
+// The rank as which it was to go on is lost, if a head counts on it. The log has what it said last.
 bool KeptRanks::OnDied(const siginfo_t& info) {
   const auto it = std::find_if(kept_.begin(), kept_.end(),
                                [&](const auto& item) { return item.second.rank->pid == info.si_pid; });

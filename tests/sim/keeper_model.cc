@@ -346,7 +346,7 @@ bool KeeperModel::GoOn(Generation& generation, const keeper::StartRank& start) {
   return true;
 }
 
-// The process that was to be this rank is not there: the rank has ended as it did.
+// The process that was to be this rank is not there: the rank is lost.
 void KeeperModel::NeverRuns(Generation& generation, const keeper::StartRank& start) {
   const keeper::Kept born{start.born, start.born_rank};
   keeper::Exited exit;
@@ -402,7 +402,7 @@ void KeeperModel::EndWaiting(const RankPtr& process, uint64_t generation) {
   }
 }
 
-// It is the exit of the rank as which it was to go on, if a head counts on it.
+// The rank as which it was to go on is lost, if a head counts on it.
 void KeeperModel::KeptDied(const RankPtr& process, const keeper::Exited& exit) {
   std::erase_if(kept_, [&](const Waiting& waiting) {
     if (waiting.process == process && !waiting.ending) {
