@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "comm/port/communicator.h"
 
 namespace gtrain::comm {
@@ -20,6 +21,7 @@ struct Hooks {
   // Called before an all-reduce, and after one; their errors are its.
   std::function<absl::Status(size_t count, DType dtype)> before_all_reduce, after_all_reduce;
   std::function<absl::Status(size_t count, DType dtype)> before_broadcast;
+  std::function<absl::Status(absl::Span<const Message> messages)> before_start;
   std::optional<absl::Duration> timeout;  // what they say theirs is
 };
 
@@ -79,6 +81,9 @@ class WrappedCommunicator final : public Communicator {
   }
   absl::Status SendMessage(const Message& message) override { return inner_->SendMessage(message); }
   absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message> messages) override {
+    if (hooks_->before_start) {
+      if (absl::Status status = hooks_->before_start(messages); !status.ok()) return status;
+    }
     return inner_->Start(messages);
   }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {

@@ -14,13 +14,14 @@
 #include "base/status_macros.h"
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
+#include "elastic/exec/hand_over.h"
 #include "elastic/exec/machine.h"
 #include "sharding/ledger/audit.h"
 
 namespace gtrain::elastic {
 namespace {
 
-// A state is handed over in pieces of this many bytes, so that who has it needs no second copy of it.
+// What a run begins with is broadcast in pieces of this many bytes, so that who has it needs no second copy.
 constexpr size_t kPieceBytes = 4 << 20;
 constexpr size_t kTogether = (4 << 20) / sizeof(float);  // elements of gradients in one all-reduce
 constexpr char kCarriedNames[] = "reducer/*";            // other compression, or none, may have saved
@@ -121,6 +122,12 @@ bool ElasticRun::Lost(const absl::Status& status) const {
   return absl::IsUnavailable(status) && !ckpt::IsStorageError(status) && session_->managed() && !lost_;
 }
 
+// What is sent beside the program reads the state and speaks over the communicator, and ends first.
+void ElasticRun::LeaveComm() {
+  beside_.reset();
+  comm_.reset();
+}
+
 // Brings this process into a generation in which all have said what they have.
 absl::Status ElasticRun::Form() {
   for (bool first = !Armed() && reforms_ == 0 && applied_ < 0;; first = false) {
@@ -128,7 +135,7 @@ absl::Status ElasticRun::Form() {
     saving_.reset();
     axes_.clear();
     copies_.reset();
-    comm_.reset();
+    LeaveComm();
     settled_ = saved_last_ = all_opened_ = reopens_ = false;
     openings_failed_ = 0;
     reopen_at_.reset();
@@ -147,24 +154,46 @@ absl::Status ElasticRun::Meet() {
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
   const int64_t since_save = saved_at_ ? absl::ToInt64Milliseconds(RealClock().Now() - *saved_at_) : -1;
-  const std::array<int64_t, 6> mine = {applied_,         held_,     stop_ ? 1 : 0, as_made_ ? 1 : 0,
-                                       carries_ ? 1 : 0, since_save};
+  MemberState member{applied_, held_, as_made_};
+  member.copies.resize(2);
+  if (step_copies_ != nullptr) {
+    member.undo = step_copies_->undo_step();
+    member.copies = step_copies_->held();
+  }
+  const std::array<int64_t, 12> mine = {applied_,
+                                        held_,
+                                        stop_ ? 1 : 0,
+                                        as_made_ ? 1 : 0,
+                                        carries_ ? 1 : 0,
+                                        since_save,
+                                        comm_->machine(),
+                                        member.undo,
+                                        member.copies[0].cell,
+                                        member.copies[0].step,
+                                        member.copies[1].cell,
+                                        member.copies[1].step};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   const std::vector<MeshAxis> mesh = session_->mesh();
   std::vector<MemberState> members;
-  std::vector<int> cells;
+  cells_.clear();
+  machines_.clear();
   int64_t carriers = 0, newest_save = -1;
   for (size_t i = 0; i < all.size(); i += mine.size()) {
-    members.push_back({all[i], all[i + 1], all[i + 3] != 0});
-    cells.push_back(PlaceIn(mesh, static_cast<int>(cells.size())).cell);
+    const auto copy = [&all, i](size_t at) {
+      return PartCopy{static_cast<int>(all[i + at]), all[i + at + 1]};
+    };
+    members.push_back({all[i], all[i + 1], all[i + 3] != 0, all[i + 7], {copy(8), copy(10)}});
+    machines_.push_back(static_cast<int>(all[i + 6]));
+    cells_.push_back(PlaceIn(mesh, static_cast<int>(cells_.size())).cell);
     stop_ = stop_ || all[i + 2] != 0;
     carriers += all[i + 4];
     if (all[i + 5] >= 0 && (newest_save < 0 || all[i + 5] < newest_save)) newest_save = all[i + 5];
   }
   CountLostResiduals(carriers);
   saved_at_ = RealClock().Now() - absl::Milliseconds(std::max<int64_t>(0, newest_save));
-  agreement_ = Agree(members, cells, place_.cells);
+  agreement_ = Agree(members, cells_, place_.cells);
+  beside_ = std::make_unique<StreamsBeside>(comm_);
   GetParts().BeginGeneration();
   if (options_.virtual_ranks > 0)
     GT_RETURN_IF_ERROR(CheckMachines(*comm_, options_.machine, std::max(agreement_.source(), 0)));
@@ -219,18 +248,23 @@ bool ElasticRun::AwaitLoss() {
   if (phase_ == Phase::kApplying || !session_->managed()) return false;
   if (Armed() && Pause(kVerdict).ok()) return false;
   phase_ = Phase::kIdle;
-  comm_.reset();
+  LeaveComm();
   return true;
 }
 
 // Gives everybody the newest step. Before the first byte of a copy lands here, this rank has no state.
 absl::Status ElasticRun::Settle() {
   GT_RETURN_IF_ERROR(OpenReducer());
+  if (step_copies_ == nullptr && options_.step_copies && place_.cells > 1)
+    step_copies_ = std::make_unique<StepCopies>(Blocks());
+  GT_RETURN_IF_ERROR(UndoStep());
   if (agreement_.step < 0) {
     GT_RETURN_IF_ERROR(StartFresh());
   } else if (agreement_.AnyNeeds()) {
     GT_RETURN_IF_ERROR(HandOver());
   }
+  if (step_copies_ != nullptr)
+    GT_RETURN_IF_ERROR(step_copies_->Meet(*comm_, place_.cell, place_.copy, cells_, machines_));
   if (reducer_ != nullptr) {
     GT_RETURN_IF_ERROR(reducer_->TakeHandover(carried_));
     reducer_has_it_ = true;
@@ -298,38 +332,71 @@ absl::Status ElasticRun::HandOverFresh() {
   return absl::OkStatus();
 }
 
-// Who needs the state has it from a copy of its part of the model. The others go on: only their first
+// All state of this rank, and first of it what says after which step it is.
+std::vector<absl::Span<char>> ElasticRun::Blocks() {
+  std::vector<absl::Span<char>> blocks;
+  blocks.emplace_back(reinterpret_cast<char*>(block_.data()), block_.size() * sizeof(int64_t));
+  for (const State& state : states_) blocks.emplace_back(state.data, state.bytes);
+  return blocks;
+}
+
+// Who needs the state has it from those that hold its part of the model, who go on: only their first
 // reduction waits.
 absl::Status ElasticRun::HandOver() {
-  const int source = agreement_.sources[static_cast<size_t>(place_.cell)];
-  const bool takes = applied_ != agreement_.step;
-  const bool takes_part = CopyNeeds() && (takes || session_->rank() == source);
-  // The source is the first of them.
-  GT_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> among,
-                      copies().Split(takes_part ? 0 : -1, takes ? 1 + session_->rank() : 0));
-  if (!takes_part) return absl::OkStatus();
-  if (takes) {
-    applied_ = -1;
-    as_made_ = false;
-  }
   FillBlock();
-  GT_RETURN_IF_ERROR(among->Broadcast(block_.data(), block_.size(), DType::kInt64, /*root=*/0));
-  GT_RETURN_IF_ERROR(BroadcastState(*among, /*source=*/0, takes, /*sharded=*/true, /*replicated=*/true));
-  GT_RETURN_IF_ERROR(CompareHash(*among, /*sharded=*/true, /*replicated=*/true));
+  const int rank = session_->rank();
+  for (int cell = 0; cell < place_.cells; ++cell) {
+    const PartHandOver hand_over = HandOverOf(agreement_, cells_, cell);
+    if (hand_over.takers.empty() || !absl::c_linear_search(hand_over.sources, rank)) continue;
+    const auto pieces =
+        hand_over.from_copy ? step_copies_->Pieces(cell, agreement_.step) : PiecesOf(Blocks());
+    GT_RETURN_IF_ERROR(beside_->Start(GiveStreams(hand_over, rank, pieces)));
+  }
+  return Take(HandOverOf(agreement_, cells_, place_.cell));
+}
+
+// All ranks of the part call: those that are new meet. Before the first byte of a copy lands here, this rank
+// has no state.
+absl::Status ElasticRun::Take(const PartHandOver& hand_over) {
+  const bool takes = absl::c_linear_search(hand_over.takers, session_->rank());
+  std::unique_ptr<Communicator> among;
+  if (hand_over.takers.size() > 1) {
+    GT_ASSIGN_OR_RETURN(among, copies().Split(takes ? 0 : -1, session_->rank()));
+  }
   if (!takes) return absl::OkStatus();
+  applied_ = -1;
+  as_made_ = false;
+  GT_RETURN_IF_ERROR(TakePieces(hand_over, session_->rank(), PiecesOf(Blocks()), *comm_, among.get()));
   GT_RETURN_IF_ERROR(ReadBlock());
   applied_ = cursor_.step;
   return absl::OkStatus();
 }
 
-// Whether a rank with this part of the model needs the state.
-bool ElasticRun::CopyNeeds() const {
-  const std::vector<MeshAxis> mesh = session_->mesh();
-  for (size_t rank = 0; rank < agreement_.parts.size(); ++rank) {
-    const bool needs = agreement_.parts[rank] == Part::kNeeds;
-    if (needs && PlaceIn(mesh, static_cast<int>(rank)).cell == place_.cell) return true;
+// ---------------------------------------------------------------- copies of a step
+
+// What is of a step that was taken back, here or on other ranks, is not the same when it is made again.
+absl::Status ElasticRun::UndoStep() {
+  if (step_copies_ == nullptr) return absl::OkStatus();
+  step_copies_->Forget(agreement_.step);
+  if (agreement_.AnyUndoes() && session_->rank() == 0) {
+    const std::string what = absl::StrCat(
+        "all ranks that had a part of the model were lost: the others went "
+        "back from step ",
+        agreement_.step + 1, " to ", agreement_.step, ", of which another rank had a copy");
+    LogWarning("elastic: ", what);
+    session_->ReportNote(kNoteRestore, what);
   }
-  return false;
+  if (agreement_.parts[static_cast<size_t>(session_->rank())] != Part::kUndoes) return absl::OkStatus();
+  step_copies_->Undo();
+  GT_RETURN_IF_ERROR(ReadBlock());
+  applied_ = cursor_.step;
+  return absl::OkStatus();
+}
+
+absl::Status ElasticRun::CopyStep() {
+  if (step_copies_ == nullptr) return absl::OkStatus();
+  return beside_->Start(step_copies_->Streams(),
+                        [copies = step_copies_.get(), step = applied_] { copies->Arrived(step); });
 }
 
 absl::Status ElasticRun::BroadcastState(Communicator& comm, int source, bool takes, bool sharded,
@@ -411,8 +478,14 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
           gradient.ready = false;
         }
         ready_error_ = absl::OkStatus();
-        phase_ = Phase::kComputing;
-        return place;
+        settled = CopyStep();
+        if (settled.ok()) {
+          phase_ = Phase::kComputing;
+          return place;
+        }
+        if (!Lost(settled)) return settled;
+        LeaveComm();
+        continue;
       }
       place.done = true;
       place.stopped = batch.size() > 0;
@@ -420,13 +493,14 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
       if (settled.ok()) return place;
     }
     if (!Lost(settled)) return settled;
-    comm_.reset();
+    LeaveComm();
   }
 }
 
 // No rank leaves before all have what they came for. A storage that fails now would lose what is in memory:
 // it is tried again, by all ranks alike, for about half an hour or until the head ends them.
 absl::Status ElasticRun::SaveLast() {
+  GT_RETURN_IF_ERROR(beside_->Wait());
   if (!std::exchange(said_end_, true)) SayWhere();
   absl::Duration pause = options_.storage_retry;
   for (int tries = 1; options_.checkpoints && !saved_last_; ++tries) {
@@ -572,6 +646,7 @@ absl::Status ElasticRun::ReduceGradients() {
     GT_RETURN_IF_ERROR(reducer_ == nullptr ? ReduceDense() : ReduceCompressed());
   }
   held_ = applied_ + 1;
+  GT_RETURN_IF_ERROR(beside_->Wait());
   // Who leaves this one knows that all ranks have come to it, and so hold the gradients.
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
   const bool reopens = session_->rank() == 0 && reopen_at_ && RealClock().Now() >= *reopen_at_;
@@ -595,6 +670,7 @@ absl::StatusOr<bool> ElasticRun::Reduce(double loss) {
   has_loss_ = false;
   const absl::Status reduced = ReduceGradients();
   if (reduced.ok()) {
+    if (step_copies_ != nullptr) step_copies_->TakeUndo(applied_);
     phase_ = Phase::kApplying;
     return true;
   }
@@ -607,6 +683,7 @@ absl::StatusOr<bool> ElasticRun::Reduce(double loss) {
 absl::StatusOr<bool> ElasticRun::AfterLoss() {
   GT_RETURN_IF_ERROR(Form());
   if (agreement_.parts[static_cast<size_t>(session_->rank())] == Part::kRollsForward) {
+    if (step_copies_ != nullptr) step_copies_->TakeUndo(applied_);
     phase_ = Phase::kApplying;
     return true;
   }
@@ -618,6 +695,7 @@ absl::Status ElasticRun::Applied() {
     return absl::FailedPreconditionError("there is no update to be made: Reduce returns true first");
   phase_ = Phase::kIdle;
   cursor_ = sharding::Advance(options_.samples, cursor_);
+  FillBlock();
   ++applied_;
   as_made_ = false;
   saved_last_ = false;
@@ -626,7 +704,7 @@ absl::Status ElasticRun::Applied() {
   session_->Report(report);
   const absl::Status saved = SaveIfDue();
   if (saved.ok() || !Lost(saved)) return saved;
-  comm_.reset();  // the next Begin goes on in another generation
+  LeaveComm();  // the next Begin goes on in another generation
   return absl::OkStatus();
 }
 
@@ -640,7 +718,7 @@ absl::StatusOr<bool> ElasticRun::Sum(absl::Span<double> values) {
   const absl::Status summed = comm_->AllReduce(values.data(), values.size(), DType::kFloat64, ReduceOp::kSum);
   if (summed.ok()) return true;
   if (!Lost(summed)) return summed;
-  comm_.reset();
+  LeaveComm();
   return false;
 }
 
@@ -712,7 +790,6 @@ absl::Status ElasticRun::SaveIfDue() {
   if (!options_.checkpoints || !settled_) return absl::OkStatus();
   if (checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenBesideTraining());
   if (checkpoints_.get() == nullptr) return absl::OkStatus();
-  FillBlock();
   const Instant now = RealClock().Now();
   GT_ASSIGN_OR_RETURN(const bool began, checkpoints_.get()->SaveIfDue(applied_, comm_.get()));
   if (began) saving_ = {applied_, now};
@@ -785,7 +862,8 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   return made;
 }
 
-// The block is that of Samples::AddTo, so that either reads what the other saved.
+// The block is that of Samples::AddTo, so that either reads what the other saved. It is state, and no more
+// written than other state while streams read it.
 void ElasticRun::FillBlock() { block_ = sharding::PackCursor(options_.samples, cursor_); }
 
 absl::Status ElasticRun::ReadBlock() {

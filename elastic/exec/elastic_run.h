@@ -12,14 +12,16 @@
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
 // a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
-// communicator, an all-gather of 48 bytes a rank and, where a rank is new, a split, and a broadcast of the
-// state from one rank to those that are new, which read it once for its hash of 16 bytes; the others go on to
-// their first reduction meanwhile. Until all have agreed on the step that is, on m machines, two all-gathers
-// through the head and at most 4 log2 m + 3 rounds between ranks (comm/exec/costs_test.cc): the communicator
-// makes 2 log2 m + 1 of them where m is above 16, and more where it measures the network. Where a state was
-// found in memory, the checkpointer of a generation is opened beside training, from its first step on; saves
-// that are due before it is open come with the step that finds it open on all ranks. A storage that cannot be
-// read then is tried again, and training goes on without: what it has is in memory.
+// communicator, an all-gather of 96 bytes a rank and, where a rank is new, its state: each rank that has it
+// sends its share of it once (elastic/plan/hand_over.h), while it computes its first step, and waits in the
+// reduction of that step for those that are new, as these do for each other: several new ones split off a
+// communicator and hand on what each of them got. Every piece is read twice more for its hash. Until all have
+// agreed on the step that is, on m machines, two all-gathers through the head and at most 4 log2 m + 3 rounds
+// between ranks (comm/exec/costs_test.cc): the communicator makes 2 log2 m + 1 of them where m is above 16,
+// and more where it measures the network. Where a state was found in memory, the checkpointer of a generation
+// is opened beside training, from its first step on; saves that are due before it is open come with the step
+// that finds it open on all ranks. A storage that cannot be read then is tried again, and training goes on
+// without: what it has is in memory.
 //
 // Where the job file has `comm.compression` gradients travel through a Reducer, which each generation makes
 // anew (at most three communicators and two small all-reduces a bucket) and which goes on with what the one
@@ -43,7 +45,10 @@
 #include "comm/reducer/reducer.h"
 #include "elastic/exec/checkpoints.h"
 #include "elastic/exec/parts.h"
+#include "elastic/exec/state_streams.h"
+#include "elastic/exec/step_copies.h"
 #include "elastic/plan/agree.h"
+#include "elastic/plan/hand_over.h"
 #include "elastic/plan/mesh_place.h"
 #include "gtrain/sharding.h"
 #include "gtrain/types.h"
@@ -56,6 +61,8 @@ struct ElasticOptions {
   std::string name = "train";  // of the data, in the job's records
   sharding::SampleOptions samples;
   bool checkpoints = false;  // the job says where: save when it is due, and resume
+  // Where a rank alone has a part of the model, another one keeps copies of it (step_copies.h).
+  bool step_copies = false;
   // The program's own choices; what the job says wins over them.
   CheckpointOptions checkpoint;
   ReducerOptions reducer;
@@ -186,11 +193,15 @@ class ElasticRun {
   Communicator& copies() const { return copies_ != nullptr ? *copies_ : *comm_; }
   absl::Status BroadcastState(Communicator& comm, int source, bool takes, bool sharded, bool replicated);
   absl::Status CompareHash(Communicator& comm, bool sharded, bool replicated);
-  bool CopyNeeds() const;
   absl::Status Settle();
   absl::Status StartFresh();
   absl::Status HandOverFresh();
   absl::Status HandOver();
+  absl::Status Take(const PartHandOver& hand_over);
+  std::vector<absl::Span<char>> Blocks();
+  void LeaveComm();
+  absl::Status UndoStep();
+  absl::Status CopyStep();
   absl::Status OpenCheckpoints();
   absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer();
   absl::Status SaveIfDue();
@@ -219,7 +230,7 @@ class ElasticRun {
   std::vector<Gradient> gradients_;
   std::unique_ptr<Parts> parts_;  // null before the first Begin
 
-  std::unique_ptr<Communicator> comm_;    // of the generation; null: it is over, or there was none yet
+  std::shared_ptr<Communicator> comm_;    // of the generation; null: it is over, or there was none yet
   MeshPlace place_;                       // in it; `cell` is this process's as long as it lives
   bool placed_ = false;                   // it has one
   std::shared_ptr<Communicator> copies_;  // that hold the same part of the model; null: all ranks do
@@ -245,7 +256,9 @@ class ElasticRun {
   ReducedStep reduced_;
   absl::Status ready_error_;  // of Ready
   Agreement agreement_;
-  bool settled_ = false;  // all ranks of the generation have the state
+  std::vector<int> cells_;     // index = rank
+  std::vector<int> machines_;  // likewise
+  bool settled_ = false;       // all ranks of the generation have the state
   Phase phase_ = Phase::kIdle;
 
   int64_t applied_ = -1;
@@ -259,6 +272,10 @@ class ElasticRun {
   bool wants_stop_ = false;  // this rank's program
   bool stop_ = false, saved_last_ = false, said_end_ = false;
   int64_t reforms_ = 0;
+
+  std::unique_ptr<StepCopies> step_copies_;  // null: the job wants none, or there is one part
+  // Reads the state, which changes only when what is under way is over.
+  std::unique_ptr<StreamsBeside> beside_;
 };
 
 }  // namespace gtrain::elastic

@@ -19,9 +19,12 @@ constexpr int64_t kBatch = 8;
 constexpr size_t kProbe = 3;  // doubles that travel along an axis
 constexpr int64_t kSteps = 9;
 
-// kAxis: the others along tp wait for it. kSummed, kUntold: as in run_test.cc.
-enum class At { kCompute, kAxis, kSummed, kUntold, kReduced, kApplied };
+// kAxis: the others along tp wait for it. kSummed, kUntold: as in run_test.cc. kCopy: a step copy is not
+// sent.
+enum class At { kCompute, kAxis, kSummed, kUntold, kReduced, kApplied, kCopy };
 constexpr At kEverywhere[] = {At::kCompute, At::kAxis, At::kSummed, At::kUntold, At::kReduced, At::kApplied};
+constexpr At kAnywhere[] = {At::kCompute, At::kAxis,    At::kSummed, At::kUntold,
+                            At::kReduced, At::kApplied, At::kCopy};
 
 struct Turn {
   int64_t step = 0;
@@ -66,10 +69,13 @@ struct Outcome {
 
 class MeshJob {
  public:
-  MeshJob(std::vector<MeshAxis> mesh, std::vector<Turn> turns) : turns_(std::move(turns)) {
+  MeshJob(std::vector<MeshAxis> mesh, std::vector<Turn> turns, int ranks_a_machine = 1 << 20)
+      : turns_(std::move(turns)) {
     job_.mesh = std::move(mesh);
+    job_.ranks_a_machine = ranks_a_machine;
   }
   bool checkpoints = false;
+  bool step_copies = false;
   int all_end_with = -1;  // the process whose end is that of its generation
   std::function<void(int64_t step)> between = [](int64_t) {};
 
@@ -120,7 +126,7 @@ class MeshJob {
   absl::Status Train(int process, size_t after, Outcome* outcome) {
     auto session = std::make_shared<ThreadSession>(&job_, process, after);
     sharding::SampleOptions samples{.samples = kSteps * kBatch, .global_batch = kBatch, .shuffle = false};
-    ElasticRun run(session, {.samples = samples, .checkpoints = checkpoints});
+    ElasticRun run(session, {.samples = samples, .checkpoints = checkpoints, .step_copies = step_copies});
     const Sharding cut{.splits = {{0, "pp"}, {0, "tp"}}};
     GT_ASSIGN_OR_RETURN(outcome->box, ElasticRun::LocalPart(*session, {kCount}, cut));
     const int64_t begin = outcome->box.begin[0];
@@ -146,6 +152,14 @@ class MeshJob {
       return at_sum(count, dtype);
     };
     session->hooks.after_all_reduce = lose(At::kUntold, 4);
+    std::atomic<bool> dies_beside{false};
+    session->hooks.before_start = [&](absl::Span<const Message> messages) -> absl::Status {
+      const bool sends = messages[0].kind == Message::Kind::kSend && messages[0].dtype == DType::kUint8;
+      const Turn* turn = sends ? Due(now, At::kCopy, process) : nullptr;
+      if (turn == nullptr) return absl::OkStatus();
+      dies_beside = turn->dies;
+      return absl::UnavailableError("the test ends this generation");
+    };
     const absl::Status died = absl::CancelledError("the test ends this process");
     const auto dies = [&](At at) {
       const Turn* turn = Due(now, at, process);
@@ -167,8 +181,10 @@ class MeshJob {
           gradient[i] += Gradient(sample, begin + static_cast<int64_t>(i), *activation);
       }
       run.Ready(0);
-      GT_ASSIGN_OR_RETURN(const bool apply, run.Reduce(static_cast<double>(step.samples.size())));
-      if (!apply) continue;
+      const absl::StatusOr<bool> apply = run.Reduce(static_cast<double>(step.samples.size()));
+      if (dies_beside) return died;
+      GT_RETURN_IF_ERROR(apply.status());
+      if (!*apply) continue;
       EXPECT_EQ(run.loss().value_or(1), 1) << "each sample's loss counts once";
       if (dies(At::kReduced)) return died;
       for (size_t i = 0; i < part.size(); ++i) part[i] = Updated(part[i], gradient[i]);
@@ -256,6 +272,49 @@ TEST(ElasticMesh, APartThatIsLostWithAllItsCopiesComesFromACheckpoint) {
   ExpectWhole(outcomes, 2);
   EXPECT_GT(outcomes[0].steps, kSteps) << "some were made again";
   for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
+}
+
+// With step copies: whoever has the only copy of a part dies at any point of a step, and nobody goes back
+// further than that step's beginning.
+TEST(ElasticMesh, AStepCopyReplacesWhoWasTheOnlyOne) {
+  for (const int ranks_a_machine : {1, 8}) {
+    for (const At at : kAnywhere) {
+      for (int lost = 0; lost < 3; ++lost) {
+        SCOPED_TRACE(absl::StrCat("at ", static_cast<int>(at), " process ", lost, " of ", ranks_a_machine));
+        std::vector<int> next = {0, 1, 2};
+        next[static_cast<size_t>(lost)] = 3;
+        std::vector<int> then = next;
+        const int dies = std::exchange(then[lost == 0 ? 1 : 0], 4);
+        MeshJob job({{"dp", 0}, {"tp", 3}}, {{4, at, lost, next}, {7, At::kApplied, dies, then}},
+                    ranks_a_machine);
+        job.step_copies = true;
+        const std::vector<Outcome> outcomes = job.Run(5, 3);
+        ExpectWhole(outcomes, 3);
+        for (const Outcome& outcome : outcomes) EXPECT_LE(outcome.steps, kSteps + 2) << "one more a loss";
+      }
+    }
+  }
+}
+
+// Parts of different sizes, more losses than parts, and one process after the other.
+TEST(ElasticMesh, StepCopiesOfUnevenParts) {
+  std::vector<Turn> turns;
+  std::vector<int> now = {0, 1, 2, 3, 4};
+  for (int loss = 0; loss < 7; ++loss) {
+    const auto at = static_cast<size_t>(loss % 5);  // its copy is kept by the rank two further on
+    const int dies = std::exchange(now[at], 5 + loss);
+    turns.push_back({loss + 2, kAnywhere[static_cast<size_t>(loss)], dies, now});
+  }
+  MeshJob job({{"dp", 0}, {"tp", 5}}, std::move(turns), /*ranks_a_machine=*/2);
+  job.step_copies = true;
+  ExpectWhole(job.Run(12, 5), 5);
+}
+
+// A rank and the one that keeps its copy: no part of a model is made up.
+TEST(ElasticMesh, WithoutTheKeeperOfItsCopyAPartIsLost) {
+  MeshJob job({{"dp", 0}, {"tp", 3}}, {{4, At::kApplied, 0, {3, 4, 2}}});
+  job.step_copies = true;
+  for (const Outcome& outcome : job.Run(5, 3)) EXPECT_FALSE(outcome.status.ok());
 }
 
 // An all-reduce over several machines adds an element in an order that depends on its place in the buffer,

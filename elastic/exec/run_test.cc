@@ -146,10 +146,12 @@ class Job {
     session->hooks.before_all_reduce = lose(At::kSummed, At::kSum);
     session->hooks.after_all_reduce = lose(At::kUntold, At::kSumUntold);
     session->hooks.before_broadcast = [&](size_t, DType dtype) -> absl::Status {
-      if (dtype == DType::kUint8 && virtual_ranks > 0 && Due(now, At::kTree, process) != nullptr)
-        return absl::UnavailableError("the test ends this generation");
-      const bool state = dtype == DType::kInt64;  // its first part
-      if (!state || Due(now, At::kHandOver, process) == nullptr) return absl::OkStatus();
+      if (dtype != DType::kUint8 || virtual_ranks == 0 || Due(now, At::kTree, process) == nullptr)
+        return absl::OkStatus();
+      return absl::UnavailableError("the test ends this generation");
+    };
+    session->hooks.before_start = [&](absl::Span<const Message>) -> absl::Status {
+      if (Due(now, At::kHandOver, process) == nullptr) return absl::OkStatus();
       return absl::UnavailableError("the test ends this generation");
     };
     session->reported = [outcome](const ProgressReport& report) {

@@ -5,6 +5,10 @@
 // not. Between them all ranks meet once more, so whoever applies step k knows that every rank of its
 // generation held the reduced gradients of k. Nobody is more than one step behind who was there, and nobody
 // has to undo anything: who holds the gradients of the newest step applies them.
+//
+// With step copies (elastic/exec/step_copies.h) a part of the model that is lost with all its ranks is left
+// in the memory of another rank, as it was after the newest step or the one before. Then all go back to that
+// one.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,34 +17,48 @@
 
 namespace gtrain::elastic {
 
+// A copy of a part of the model, as it was after a step. Such copies lie in the memory of a rank that has
+// another part.
+struct PartCopy {
+  int cell = -1;
+  int64_t step = -1;  // -1: there is none
+  bool operator==(const PartCopy&) const = default;
+};
+
 struct MemberState {
   int64_t applied = -1;  // the last step whose update it made; -1: it has no state, or half a copy
   int64_t held = -1;     // the step of which it holds the reduced gradients; -1: of none
   bool as_made = true;   // its memory is as the program made it: no byte of a copy has ever landed there
+  int64_t undo = -1;     // the step after which it could have its own state again; -1: none
+  std::vector<PartCopy> copies = {};
   bool operator==(const MemberState&) const = default;
 };
 
 enum class Part {
   kHas,           // the newest step
   kRollsForward,  // it applies the gradients that it holds, and then has it
+  kUndoes,        // it takes back its last update, and then has it
   kNeeds,         // the state of another
 };
 
 struct Agreement {
-  // The newest that anybody applied; -1: nobody has a state, or a part of it is lost with all that had it.
+  // The newest that anybody applied, or the one before it; -1: nobody has a state, or a part of it is lost
+  // with all that had it, in both.
   int64_t step = -1;
   // Index = cell, the part of the model (elastic/plan/mesh_place.h). The lowest rank that has `step`, or else
-  // that rolls forward to it. With `step` -1 the lowest whose memory is as the program made it; -1: there is
-  // none, and what the run began with is lost.
+  // that rolls forward or goes back to it, or else a rank of another cell that has a copy. With `step` -1 the
+  // lowest whose memory is as the program made it; -1: there is none, and what the run began with is lost.
   std::vector<int> sources;
   std::vector<Part> parts;  // index = rank
   bool AnyNeeds() const;
+  bool AnyUndoes() const;
   // The lowest of the sources; -1: a cell has none.
   int source() const;
 };
 
 // `members` and `cells` (each of 0 to `count` - 1): index = rank. Gradients of a later step than `step` are
-// worth nothing in another generation: nobody applied them, and the step is computed again. O(ranks).
+// worth nothing in another generation: nobody applied them, and the step is computed again. O(ranks) and
+// O(copies).
 Agreement Agree(absl::Span<const MemberState> members, absl::Span<const int> cells, int count);
 
 }  // namespace gtrain::elastic

@@ -53,6 +53,40 @@ TEST(Agree, WhoIsBehindNeedsTheState) {
               ElementsAre(Part::kHas, Part::kNeeds, Part::kNeeds, Part::kNeeds, Part::kNeeds));
 }
 
+// Cell 1 is lost with its only rank; rank 0 has its copies, and can take back its last step.
+TEST(Agree, WithoutAWholeNewestStepAllGoBackByOne) {
+  const std::vector<int> cells = {0, 1, 2};
+  const Agreement back = Agree({{8, -1, false, 7, {{1, 7}, {1, 6}}}, {-1}, {7, 8, false, 6}}, cells, 3);
+  EXPECT_EQ(back.step, 7);
+  EXPECT_THAT(back.sources, ElementsAre(0, 0, 2));
+  EXPECT_THAT(back.parts, ElementsAre(Part::kUndoes, Part::kNeeds, Part::kHas));
+  EXPECT_TRUE(back.AnyUndoes());
+
+  const Agreement stays = Agree({{8, -1, false, 7, {{1, 7}, {1, 8}}}, {-1}, {7, 8, false, 6}}, cells, 3);
+  EXPECT_EQ(stays.step, 8);
+  EXPECT_THAT(stays.parts, ElementsAre(Part::kHas, Part::kNeeds, Part::kRollsForward));
+  EXPECT_FALSE(stays.AnyUndoes());
+}
+
+// A copy that is two steps old is of no use: nobody can go back as far. Neither is one of another part.
+TEST(Agree, ACopyOfNoUseIsNone) {
+  const std::vector<int> cells = {0, 1, 2};
+  EXPECT_EQ(Agree({{8, -1, false, 7, {{1, 6}}}, {-1}, {8, -1, false, 7}}, cells, 3).step, -1);
+  EXPECT_EQ(Agree({{8, -1, false, 7, {{2, 8}, {2, 7}}}, {-1}, {8, -1, false, 7}}, cells, 3).step, -1);
+}
+
+// Who cannot take back its step needs the state of that step, and so its copy.
+TEST(Agree, WhoCannotGoBackNeedsTheState) {
+  const std::vector<int> cells = {0, 1};
+  const Agreement lost = Agree({{8, -1, false, -1, {{1, 7}}}, {-1}}, cells, 2);
+  EXPECT_EQ(lost.step, -1);
+  const std::vector<int> two_copies = {0, 1, 0, 1};
+  const Agreement found = Agree({{8, -1, false, -1}, {-1}, {8, -1, false, 7, {{1, 7}}}, {-1}}, two_copies, 2);
+  EXPECT_EQ(found.step, 7);
+  EXPECT_THAT(found.parts, ElementsAre(Part::kNeeds, Part::kNeeds, Part::kUndoes, Part::kNeeds));
+  EXPECT_THAT(found.sources, ElementsAre(2, 2));
+}
+
 // Generations of any length in which anybody may be lost at any point: a rank that was there never needs the
 // state of another one.
 TEST(Agree, SurvivorsOfAGenerationNeverNeedAState) {

@@ -39,6 +39,7 @@ void JobReader::Complete(const Node& root) {
   CheckCommand(root);
   CheckSize(root);
   CheckMesh(root);
+  CheckStepCopies(root);
   CheckTimes(root);
   CheckResources(root);
   CheckComm(root);
@@ -163,6 +164,13 @@ void JobReader::CheckSize(const Node& root) {
                   absl::StrCat("`nodes` x `ranks_per_node` is more than ", kRanksMax, " ranks"));
   }
   if (ranks == nullptr && nodes == nullptr) spec_.ranks = Range{1, 1};
+}
+
+void JobReader::CheckStepCopies(const Node& root) {
+  if (!spec_.step_copies || (spec_.in_place && ShapeOf(spec_.mesh).model_ranks > 1)) return;
+  report_.Error(PlaceOf(root, "elastic.step_copies"),
+                "`elastic.step_copies`: copies are of parts of a model that one rank alone may hold, for "
+                "processes that go on: that needs `mode: in-place` and a `mesh` of more than dp");
 }
 
 void JobReader::CheckMesh(const Node& root) {

@@ -518,7 +518,10 @@ void JobReader::ReadElastic(const Node& node) {
           bitwise_ = values_.Choice(n, "elastic.determinism", {"none", "bitwise"}) == 1u;
         }},
        {"virtual_ranks",
-        [this](const Node& n) { ReadInt(n, "elastic.virtual_ranks", 1, kRanksMax, spec_.virtual_ranks); }}});
+        [this](const Node& n) { ReadInt(n, "elastic.virtual_ranks", 1, kRanksMax, spec_.virtual_ranks); }},
+       {"step_copies", [this](const Node& n) {
+          spec_.step_copies = values_.Bool(n, "elastic.step_copies").value_or(false);
+        }}});
   if (spec_.spares > 0 && !spec_.in_place)
     Refuse(node, "elastic.spares",
            "a spare is a process that waits to go on in the place of another: that needs `mode: in-place`");

@@ -80,6 +80,7 @@ class JobReader {
   void CheckCommand(const Node& root);
   void CheckSize(const Node& root);
   void CheckMesh(const Node& root);
+  void CheckStepCopies(const Node& root);
   void CheckMeshSize(const Place& place, const MeshShape& shape, const Range& world);
   void CheckTimes(const Node& root);
   void CheckComm(const Node& root);

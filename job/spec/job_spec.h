@@ -176,6 +176,9 @@ struct JobSpec {
   int64_t global_batch = 0;  // samples a step, of all ranks together; 0: the program says
   // elastic.determinism: bitwise: into how many parts a step is cut, whatever the number of ranks; 0: none.
   int virtual_ranks = 0;
+  // elastic.step_copies, with in_place and a mesh of more than dp: after each step another rank has a copy of
+  // what one rank alone holds.
+  bool step_copies = false;
   std::optional<absl::Duration> time_limit;
   std::map<std::string, std::string> labels;
   int priority = 0;

@@ -379,6 +379,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         ErrorCase{"", "run: a\nelastic: {determinism: exact}\n",
                   "f:2:24: `elastic.determinism`: 'exact' is not known; it must be none or bitwise"},
+        ErrorCase{"", "run: a\nelastic: {step_copies: true, mode: in-place}\n",
+                  "f:2:24: `elastic.step_copies`: copies are of parts of a model"},
+        ErrorCase{"", "run: a\nranks: 2\nmesh: {dp: 1, tp: 2}\nelastic: {step_copies: true}\n",
+                  "f:4:24: `elastic.step_copies`: copies are of parts of a model"},
         ErrorCase{"", "run: a\nelastic: {virtual_ranks: 4}\n",
                   "f:2:26: `elastic.virtual_ranks` goes with `determinism: bitwise` alone"},
         ErrorCase{"", "run: a\nelastic: {determinism: bitwise, virtual_ranks: 65537}\n",

@@ -251,6 +251,7 @@ std::string PrintJob(const JobSpec& spec) {
   if (spec.global_batch > 0) elastic.push_back(absl::StrCat("global_batch: ", spec.global_batch));
   if (spec.virtual_ranks > 0)
     elastic.push_back(absl::StrCat("determinism: bitwise, virtual_ranks: ", spec.virtual_ranks));
+  if (spec.step_copies) elastic.push_back("step_copies: true");
   if (!elastic.empty()) absl::StrAppend(&out, "elastic: {", absl::StrJoin(elastic, ", "), "}\n");
   if (spec.overlap == Overlap::kAllow) absl::StrAppend(&out, "overlap: allow\n");
   if (spec.time_limit) absl::StrAppend(&out, "limits:\n  time: ", PrintDuration(*spec.time_limit), "\n");

@@ -117,6 +117,7 @@ JobSpec RandomSpec(Rng& rng) {
   if (rng.Chance(0.5)) s.labels = {{"team", RandomText(rng, true)}};
   // A mesh of more than dp goes with neither.
   if (s.mesh.size() > 1) s.virtual_ranks = 0;
+  s.step_copies = s.in_place && s.mesh.size() > 1 && rng.Chance(0.5);
   if (s.in_place && s.mesh.size() > 1) s.comm.codecs.clear(), s.comm.automatic = false;
   s.priority = static_cast<int>(rng.Below(2001)) - 1000;
   return s;

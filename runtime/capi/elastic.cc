@@ -41,6 +41,7 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   options.name = parts.name;
   options.samples = parts.options;
   options.checkpoints = session->session->has_checkpoints();
+  options.step_copies = session->session->step_copies();
   const Determinism determinism = session->session->determinism();
   options.virtual_ranks = determinism.virtual_ranks;
   if (options.virtual_ranks > 0) {

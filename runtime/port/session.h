@@ -81,6 +81,7 @@ class Session {
   virtual bool has_checkpoints() const { return false; }  // GTRAIN_CHECKPOINT_URI says where
   // `mesh` of the job file with the sizes of this generation; without one all ranks lie along dp.
   virtual std::vector<MeshAxis> mesh() const { return {{"dp", world_size()}}; }
+  virtual bool step_copies() const { return false; }  // elastic.step_copies of the job file
   virtual int64_t global_batch() const { return 0; }  // elastic.global_batch of the job file; 0: none
   virtual Determinism determinism() const { return {}; }
   virtual const std::string& job() const = 0;

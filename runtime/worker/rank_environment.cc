@@ -169,6 +169,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.mesh = ReadMesh(Optional(get, "GTRAIN_MESH"), reader);
   ReadDeterminism(get, reader, &env);
   env.in_place = Optional(get, "GTRAIN_ELASTIC") == "in-place";
+  env.step_copies = Optional(get, "GTRAIN_STEP_COPIES") == "1";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   GT_RETURN_IF_ERROR(reader.status());

@@ -30,6 +30,7 @@ struct RankEnvironment {
   std::string threads;
   std::vector<MeshAxis> mesh;         // GTRAIN_MESH, of the job file; the size of `*` is 0
   bool in_place = false;              // GTRAIN_ELASTIC: a process that can, goes on in the next generation
+  bool step_copies = false;           // GTRAIN_STEP_COPIES is 1
   bool has_checkpoints = false;       // GTRAIN_CHECKPOINT_URI is set
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set
   std::string comm_network;           // the same of GTRAIN_COMM_TLS

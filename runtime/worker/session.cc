@@ -38,6 +38,7 @@ class ManagedSession final : public Session, public port::WriterHost {
     const std::shared_ptr<Membership> membership = link_.membership();
     return {membership->environment().virtual_ranks, membership->environment().threads};
   }
+  bool step_copies() const override { return link_.membership()->environment().step_copies; }
   bool has_checkpoints() const override { return link_.membership()->environment().has_checkpoints; }
   const std::string& job() const override { return job_; }
   port::WriterHost* writer_host() override { return this; }

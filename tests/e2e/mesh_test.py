@@ -31,7 +31,7 @@ with gtrain.Session() as session:
 
 @unittest.skipUnless(os.path.exists(CHAR_LM), 'the examples are not built')
 class MeshTest(harness.GtrainTest):
-    def launch(self, name, steps, ranks='4', mesh='dp: 2, tp: 2', extra='', every=10_000):
+    def launch(self, name, steps, ranks='4', mesh='dp: 2, tp: 2', elastic='', every=10_000):
         text = os.path.join(self.dir, 'text')
         if not os.path.exists(text):
             words = random.Random(1)
@@ -43,11 +43,11 @@ name: {name}
 run: {CHAR_LM} --text {text} --steps {steps} --batch 64
 ranks: {ranks}
 mesh: {{{mesh}}}
-elastic: {{mode: in-place}}
+elastic: {{mode: in-place{elastic}}}
 restart: {{budget: 100, before_first_step: 0}}
 resources: {{cpus: 1, oversubscribe: true}}
 checkpoint: {{uri: {self.folder(name)}, every: {every} steps}}
-{extra}'''))
+'''))
 
     def folder(self, name):
         return os.path.join(self.dir, name + '-ckpt')
@@ -122,6 +122,24 @@ checkpoint: {{uri: {self.folder(name)}, every: {every} steps}}
         self.assertEqual((now[0], now[2]), (pids[0], pids[2]))
         self.assertIn('step 1', self.job('both')['restore'])
         self.assertEqual(self.ends('both', steps), self.ends('alone', steps))
+
+    def test_what_one_rank_alone_holds_comes_from_a_step_copy(self):
+        """C1, N7: dp 1 x pp 1 x tp 4, any of the four parts is killed: no checkpoint is read, and the weights are the same bits."""
+        steps = 1500
+        self.launch('alone', steps, mesh='dp: 1, tp: 4')
+        self.launch('once', steps, mesh='dp: 1, tp: 4', elastic=', step_copies: true')
+        kills = random.Random(11)
+        for kill, rank in enumerate((2, 0, 3, 1, 0, 2)):
+            pids = self.at('once', 60 * (kill + 1) + kills.randrange(20))
+            os.kill(pids[rank], signal.SIGKILL)
+            wait_until('another process', lambda: pids[rank] not in {one['pid'] for one in self.job('once')['ranks']})
+            now = self.at('once', 0)
+            self.assertEqual({r: pid for r, pid in now.items() if r != rank}, {r: pid for r, pid in pids.items() if r != rank},
+                             'who survives keeps its process, its rank and its part')
+        self.assertEqual(self.job('once')['generation'], 7)
+        restored = self.job('once')['restore'] or 'nobody had to go back'
+        self.assertRegex(restored, 'went back from step [0-9]+ to [0-9]+|nobody had to go back')
+        self.assertEqual(self.ends('once', steps), self.ends('alone', steps))
 
     def test_a_mesh_that_does_not_fit_is_an_error_of_the_file(self):
         """J12: with its place."""

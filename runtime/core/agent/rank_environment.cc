@@ -224,6 +224,7 @@ void AddElastic(const spec::JobSpec& spec, Env* env) {
   if (spec.in_place) (*env)["GTRAIN_ELASTIC"] = "in-place";
   if (!spec.mesh.empty()) (*env)["GTRAIN_MESH"] = MeshVariable(spec.mesh);
   if (spec.global_batch > 0) (*env)["GTRAIN_GLOBAL_BATCH"] = absl::StrCat(spec.global_batch);
+  if (spec.step_copies) (*env)["GTRAIN_STEP_COPIES"] = "1";
   if (spec.virtual_ranks == 0) return;
   (*env)["GTRAIN_VIRTUAL_RANKS"] = absl::StrCat(spec.virtual_ranks);
   const auto written = spec.env.find("OMP_NUM_THREADS");
@@ -238,6 +239,32 @@ void AddElastic(const spec::JobSpec& spec, Env* env) {
   }
 }
 
+constexpr const char* kOwnVariables[] = {
+    "GTRAIN_CHECKPOINT_URI",
+    "GTRAIN_CHECKPOINT_EVERY",
+    "GTRAIN_CHECKPOINT_KEEP",
+    "GTRAIN_CHECKPOINT_MAX_ROLLBACK",
+    "GTRAIN_CHECKPOINT_MEMORY_MAX",
+    "GTRAIN_CHECKPOINT_NEAR",
+    "GTRAIN_CHECKPOINT_NEWEST",
+    "GTRAIN_CHECKPOINT_ON_ERROR",
+    "GTRAIN_CHECKPOINT_PEERS",
+    "GTRAIN_CHECKPOINT_SECRET",
+    "GTRAIN_CHECKPOINT_READ_ONLY",
+    "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
+    "GTRAIN_COMPRESSION",
+    "GTRAIN_ELASTIC",
+    "GTRAIN_GLOBAL_BATCH",
+    "GTRAIN_KEEPER_SOCKET",
+    "GTRAIN_LIVE_JOBS",
+    "GTRAIN_MESH",
+    "GTRAIN_RESUME",
+    "GTRAIN_STEP_COPIES",
+    "GTRAIN_TAKEOVER",
+    "GTRAIN_VIRTUAL_RANKS",
+    "GTRAIN_WAITS",
+};
+
 }  // namespace
 
 absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationGrant& grant,
@@ -247,28 +274,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   for (const auto& [name, value] : grant.client_env) env[name] = value;
   for (const auto& [name, value] : spec.env) env[name] = value;
   // Left over from an outer launch, these would be taken for ours.
-  for (const char* name : {"GTRAIN_CHECKPOINT_URI",
-                           "GTRAIN_CHECKPOINT_EVERY",
-                           "GTRAIN_CHECKPOINT_KEEP",
-                           "GTRAIN_CHECKPOINT_MAX_ROLLBACK",
-                           "GTRAIN_CHECKPOINT_MEMORY_MAX",
-                           "GTRAIN_CHECKPOINT_NEAR",
-                           "GTRAIN_CHECKPOINT_NEWEST",
-                           "GTRAIN_CHECKPOINT_ON_ERROR",
-                           "GTRAIN_CHECKPOINT_PEERS",
-                           "GTRAIN_CHECKPOINT_SECRET",
-                           "GTRAIN_CHECKPOINT_READ_ONLY",
-                           "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
-                           "GTRAIN_COMPRESSION",
-                           "GTRAIN_ELASTIC",
-                           "GTRAIN_GLOBAL_BATCH",
-                           "GTRAIN_KEEPER_SOCKET",
-                           "GTRAIN_LIVE_JOBS",
-                           "GTRAIN_MESH",
-                           "GTRAIN_RESUME",
-                           "GTRAIN_TAKEOVER",
-                           "GTRAIN_VIRTUAL_RANKS",
-                           "GTRAIN_WAITS"}) {
+  for (const char* name : kOwnVariables) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   // The output of a Python program is seen when it prints it; anywhere but on a terminal it would keep 8 KiB

@@ -1,0 +1,44 @@
+#include "elastic/plan/hand_over.h"
+
+namespace gtrain::elastic {
+
+PartHandOver HandOverOf(const Agreement& agreement, absl::Span<const int> cells, int cell) {
+  PartHandOver hand_over;
+  for (size_t rank = 0; rank < cells.size(); ++rank) {
+    if (cells[rank] != cell) continue;
+    const bool needs = agreement.parts[rank] == Part::kNeeds;
+    (needs ? hand_over.takers : hand_over.sources).push_back(static_cast<int>(rank));
+  }
+  if (hand_over.sources.empty()) {
+    hand_over.sources.push_back(agreement.sources[static_cast<size_t>(cell)]);
+    hand_over.from_copy = true;
+  }
+  return hand_over;
+}
+
+std::vector<size_t> PiecesBetween(const PartHandOver& hand_over, size_t source, size_t taker, size_t pieces) {
+  std::vector<size_t> result;
+  for (size_t piece = source; piece < pieces; piece += hand_over.sources.size()) {
+    if (piece % hand_over.takers.size() == taker) result.push_back(piece);
+  }
+  return result;
+}
+
+std::vector<int> StepCopyKeepers(absl::Span<const int> machines) {
+  const size_t cells = machines.size();
+  size_t best_shift = 0, best = 0;
+  for (size_t shift = 1; shift < cells && best < cells; ++shift) {
+    size_t elsewhere = 0;
+    for (size_t cell = 0; cell < cells; ++cell)
+      elsewhere += machines[cell] != machines[(cell + shift) % cells] ? 1 : 0;
+    if (best_shift > 0 && elsewhere <= best) continue;
+    best_shift = shift;
+    best = elsewhere;
+  }
+  std::vector<int> keepers;
+  for (size_t cell = 0; best_shift > 0 && cell < cells; ++cell)
+    keepers.push_back(static_cast<int>((cell + best_shift) % cells));
+  return keepers;
+}
+
+}  // namespace gtrain::elastic
