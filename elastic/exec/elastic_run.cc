@@ -46,6 +46,12 @@ void Scale(float* data, size_t count, float factor) {
   for (; at < count; ++at) data[at] *= factor;
 }
 
+// Of the state after `step`, to the ranks that keep them.
+absl::Status StartCopies(StepCopies* copies, StreamsBeside& beside, int64_t step) {
+  if (copies == nullptr) return absl::OkStatus();
+  return beside.Start(copies->Streams(), [copies, step] { copies->Arrived(step); });
+}
+
 }  // namespace
 
 ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
@@ -393,12 +399,6 @@ absl::Status ElasticRun::UndoStep() {
   return absl::OkStatus();
 }
 
-absl::Status ElasticRun::CopyStep() {
-  if (step_copies_ == nullptr) return absl::OkStatus();
-  return beside_->Start(step_copies_->Streams(),
-                        [copies = step_copies_.get(), step = applied_] { copies->Arrived(step); });
-}
-
 absl::Status ElasticRun::BroadcastState(Communicator& comm, int source, bool takes, bool sharded,
                                         bool replicated) {
   // Whose state stands lets the pieces pass by: a copy that breaks off must not harm it.
@@ -449,6 +449,16 @@ Parts& ElasticRun::GetParts() {
   return *parts_;
 }
 
+// In the first step of a generation those that are new get the state, and the others share the batch. Bitwise
+// steps have a fixed order of parts, and with a mesh a copy that lacks a part cannot compute.
+sharding::SampleRange ElasticRun::BeginParts(const sharding::SampleRange& batch, int64_t step) {
+  FirstShare mine{place_.share, place_.shares};
+  const bool first = applied_ == agreement_.step && agreement_.AnyNeeds();
+  if (first && !parts_->bitwise() && place_.cells == 1)
+    mine = FirstShareOf(HandOverOf(agreement_, cells_, /*cell=*/0), session_->rank());
+  return parts_->Begin(batch, step, mine.share, mine.shares);
+}
+
 absl::StatusOr<StepPlace> ElasticRun::Begin() {
   if (phase_ == Phase::kApplying)
     return absl::FailedPreconditionError("the update of this step was not said to be applied");
@@ -471,14 +481,13 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         place.epoch = at.epoch;
         place.batch = batch.size();
         place.steps = sharding::Advance(options_.samples, cursor_, sharding::kStepsMax).step;
-        place.samples = sharding::SamplesOf(options_.samples,
-                                            parts_->Begin(batch, place.step, place_.share, place_.shares));
+        place.samples = sharding::SamplesOf(options_.samples, BeginParts(batch, place.step));
         for (Gradient& gradient : gradients_) {
           std::fill_n(gradient.data, gradient.count, 0.0F);
           gradient.ready = false;
         }
         ready_error_ = absl::OkStatus();
-        settled = CopyStep();
+        settled = StartCopies(step_copies_.get(), *beside_, applied_);
         if (settled.ok()) {
           phase_ = Phase::kComputing;
           return place;

@@ -77,14 +77,16 @@ struct ElasticOptions {
 };
 
 struct StepPlace {
-  bool done = false;             // all samples are trained, or the user asked to stop
-  bool stopped = false;          // done before the last sample
-  int64_t step = 0;              // that is to be computed: the first is 1
-  int64_t epoch = 0;             // from 0
-  int64_t batch = 0;             // samples of all ranks together
-  int64_t steps = 0;             // the last one's number
-  int share = 0, shares = 1;     // of each batch: which is this rank's, and of how many
-  std::vector<int64_t> samples;  // that share; empty where there are more ranks than samples
+  bool done = false;          // all samples are trained, or the user asked to stop
+  bool stopped = false;       // done before the last sample
+  int64_t step = 0;           // that is to be computed: the first is 1
+  int64_t epoch = 0;          // from 0
+  int64_t batch = 0;          // samples of all ranks together
+  int64_t steps = 0;          // the last one's number
+  int share = 0, shares = 1;  // of each batch: which is this rank's, and of how many
+  // That share; empty where there are more ranks than samples. In the first step of a generation with new
+  // ranks the others have the samples, and these none: they get the state meanwhile.
+  std::vector<int64_t> samples;
 };
 
 class ElasticRun {
@@ -201,11 +203,11 @@ class ElasticRun {
   std::vector<absl::Span<char>> Blocks();
   void LeaveComm();
   absl::Status UndoStep();
-  absl::Status CopyStep();
   absl::Status OpenCheckpoints();
   absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer();
   absl::Status SaveIfDue();
   absl::Status OpenBesideTraining();
+  sharding::SampleRange BeginParts(const sharding::SampleRange& batch, int64_t step);
   int64_t BatchSize() const;
   absl::Status ReduceGradients();
   absl::Status ReduceDense();

@@ -23,7 +23,7 @@ sharding::SampleRange Parts::Begin(const sharding::SampleRange& batch, int64_t s
   batch_ = batch;
   step_ = step;
   leaves_ = static_cast<int>(std::min<int64_t>(bitwise() ? virtual_ranks_ : ranks, batch.size()));
-  run_ = RunOf(leaves_, rank, ranks);
+  run_ = rank < 0 ? TreeBlock{leaves_, leaves_} : RunOf(leaves_, rank, ranks);
   next_ = run_.begin;
   asked_ = ended_ = false;
   loss_ = 0;

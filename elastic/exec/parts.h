@@ -32,7 +32,7 @@ class Parts {
 
   bool bitwise() const { return sum_ != nullptr; }
   void BeginGeneration();
-  // Returns the positions of this rank in `batch`.
+  // Returns the positions of this rank in `batch`; none where `rank` is -1, which a bitwise step has not.
   sharding::SampleRange Begin(const sharding::SampleRange& batch, int64_t step, int rank, int ranks);
   // Of the step that was begun last.
   const sharding::SampleRange& share() const { return share_; }

@@ -1,5 +1,7 @@
 #include "elastic/plan/hand_over.h"
 
+#include <algorithm>
+
 namespace gtrain::elastic {
 
 PartHandOver HandOverOf(const Agreement& agreement, absl::Span<const int> cells, int cell) {
@@ -22,6 +24,13 @@ std::vector<size_t> PiecesBetween(const PartHandOver& hand_over, size_t source, 
     if (piece % hand_over.takers.size() == taker) result.push_back(piece);
   }
   return result;
+}
+
+FirstShare FirstShareOf(const PartHandOver& hand_over, int rank) {
+  const auto& sources = hand_over.sources;
+  const auto at = std::ranges::find(sources, rank);
+  const int share = at == sources.end() ? -1 : static_cast<int>(at - sources.begin());
+  return {share, static_cast<int>(sources.size())};
 }
 
 std::vector<int> StepCopyKeepers(absl::Span<const int> machines) {
