@@ -4,7 +4,8 @@
 // joins them later, and with `ranks: 4`, where they wait for it. Beside it the same program in a job that
 // restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
 // ranks; there, too, all four count. `--only kills`: a hundred kills in one job. `--only state`: the same
-// with more state a rank. `--only bitwise`: a step with `determinism: bitwise` beside the same without.
+// with more state a rank. `--only join`: what the step costs those that train on, in which a new rank gets
+// the state from them. `--only bitwise`: a step with `determinism: bitwise` beside the same without.
 // `--only protection`: a step of gtrain::Elastic beside the same step by hand, when nobody is killed. `--only
 // fashion`: a training of fashion_mnist of which a rank is killed every five seconds, beside one that nobody
 // disturbs. `--only torchft`: torchft of PyPI.
@@ -157,6 +158,36 @@ class Bench {
     return all;
   }
 
+  // Of a job of three or four ranks that loses one again and again: a plain step, and the first step of each
+  // generation of four, from the update before it to its own on the last of the three that had the state.
+  struct Joins {
+    std::vector<double> plain, first;  // milliseconds
+  };
+  absl::StatusOr<Joins> Join(int kills, int mib, int pause_ms) {
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(kThreeToFour, "in-place", /*saves=*/false, mib, pause_ms));
+    constexpr int kPlain = 4;
+    Joins joins;
+    pid_t victim = 0;
+    while (std::ssize(joins.first) < kills) {
+      GT_ASSIGN_OR_RETURN(std::vector<pid_t> members, AwaitMembers(job.folder, kRanks, kPlain, victim));
+      const auto updates = ReadUpdates(job.folder);
+      double slowest = 0;
+      for (const pid_t pid : members) {
+        const std::vector<Applied>& all = updates.at(pid);
+        const auto first = std::ranges::find(all, all.back().generation, &Applied::generation);
+        for (auto one = first + 1; one != all.end(); ++one)
+          joins.plain.push_back(static_cast<double>(one->at_ns - (one - 1)->at_ns) / 1e6);
+        if (first != all.begin())
+          slowest = std::max(slowest, static_cast<double>(first->at_ns - (first - 1)->at_ns) / 1e6);
+      }
+      if (victim != 0) joins.first.push_back(slowest);
+      victim = members[rng_.Below(members.size())];
+      kill(victim, SIGKILL);
+    }
+    GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "stop", job.name, "--now"}));
+    return joins;
+  }
+
   // The time of a step of four ranks that compute next to nothing, in milliseconds. Writes its job file with
   // `elastic`.
   absl::StatusOr<double> Step(const std::string& elastic, int64_t weights, int64_t steps) {
@@ -236,11 +267,12 @@ class Bench {
     std::string name;
     fs::path folder;
   };
-  absl::StatusOr<Job> Launch(const Gang& gang, const std::string& mode, bool saves = true, int mib = 0) {
+  absl::StatusOr<Job> Launch(const Gang& gang, const std::string& mode, bool saves = true, int mib = 0,
+                             int pause_ms = kPauseMs) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string file = folder / "job.yaml", name = folder.filename();
     std::ofstream(file) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
-                        << ", \"60000000\", \"60\", \"" << kPauseMs << "\", \"1000\", \"" << mib
+                        << ", \"60000000\", \"60\", \"" << pause_ms << "\", \"1000\", \"" << mib
                         << "\"]\nranks: " << gang.text << "\nelastic: {mode: " << mode
                         << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
                         << "resources: {cpus: 1, oversubscribe: true}\n"
@@ -484,6 +516,25 @@ absl::Status PrintState(Bench& bench, bool quick) {
   return absl::OkStatus();
 }
 
+// What those that have the state lose while a new rank gets it from them. It also waits in their reduction
+// when the state takes longer than they compute.
+absl::Status PrintJoins(Bench& bench, bool quick) {
+  struct Row {
+    int mib, pause_ms;
+  };
+  constexpr Row kRows[] = {{0, 250}, {256, 250}, {256, 1000}, {1024, 1000}, {1024, 2000}};
+  std::printf("a new rank of four gets the state, ms%8s %8s %8s %12s %12s\n", "plain", "median", "max",
+              "of its speed", "at worst");
+  for (const Row& row : kRows) {
+    GT_ASSIGN_OR_RETURN(const Bench::Joins joins, bench.Join(quick ? 3 : 10, row.mib, row.pause_ms));
+    const double plain = Quantile(joins.plain, 0.5), first = Quantile(joins.first, 0.5),
+                 worst = Quantile(joins.first, 1);
+    std::printf("%5d MiB, computes %4d ms %18.1f %8.1f %8.1f %12.2f %12.2f\n", row.mib, row.pause_ms, plain,
+                first, worst, plain / first, plain / worst);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Outcome>> OneKill(Bench& bench, bool quick) {
   Comparison comparison{"a rank of four is killed: until the others step on",
                         "ms",
@@ -510,6 +561,7 @@ int Main(const Options& options) {
   if (!options.only.empty() && options.only != "bitwise" && options.only != "protection") {
     const absl::Status printed = options.only == "kills"   ? PrintKills(bench, options.quick ? 10 : 100)
                                  : options.only == "state" ? PrintState(bench, options.quick)
+                                 : options.only == "join"  ? PrintJoins(bench, options.quick)
                                                            : PrintTorchft(bench, options.quick);
     bench.Stop();
     if (!printed.ok()) std::fprintf(stderr, "bench_elastic: %s\n", printed.ToString().c_str());
@@ -531,5 +583,5 @@ int Main(const Options& options) {
 
 int main(int argc, char** argv) {
   return gtrain::bench::Main(gtrain::bench::ParseOptions(
-      argc, argv, {"kills", "state", "bitwise", "protection", "torchft", gtrain::bench::kFashion}));
+      argc, argv, {"kills", "state", "join", "bitwise", "protection", "torchft", gtrain::bench::kFashion}));
 }

@@ -48,7 +48,7 @@ gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
       gradients.Ready(0);
       part.SetLoss(loss);
     }
-    poll(nullptr, 0, arguments.pause_ms);  // stands for a larger model
+    if (!step.samples().empty()) poll(nullptr, 0, arguments.pause_ms);  // stands for a larger model
     std::string samples;
     for (const int64_t sample : step.samples()) samples += " " + std::to_string(sample);
     return step.Apply(gradients, [&]() noexcept {
