@@ -46,6 +46,17 @@ void Scale(float* data, size_t count, float factor) {
   for (; at < count; ++at) data[at] *= factor;
 }
 
+// Returns early, with why, when the generation is over.
+absl::Status Pause(const Session& session, absl::Duration time) {
+  const RealClock clock;
+  for (const Instant end = clock.Now() + time; clock.Now() < end;) {
+    GT_RETURN_IF_ERROR(session.Alive());
+    Notification never;
+    never.WaitFor(std::min(end - clock.Now(), kLookAlive));
+  }
+  return absl::OkStatus();
+}
+
 // Of the state after `step`, to the ranks that keep them.
 absl::Status StartCopies(StepCopies* copies, StreamsBeside& beside, int64_t step) {
   if (copies == nullptr) return absl::OkStatus();
@@ -166,7 +177,8 @@ absl::Status ElasticRun::Meet() {
     member.undo = step_copies_->undo_step();
     member.copies = step_copies_->held();
   }
-  const std::array<int64_t, 12> mine = {applied_,
+  const bool keeps = untouched_ && place_.cells == 1 && !GetParts().bitwise();
+  const std::array<int64_t, 14> mine = {applied_,
                                         held_,
                                         stop_ ? 1 : 0,
                                         as_made_ ? 1 : 0,
@@ -177,11 +189,14 @@ absl::Status ElasticRun::Meet() {
                                         member.copies[0].cell,
                                         member.copies[0].step,
                                         member.copies[1].cell,
-                                        member.copies[1].step};
+                                        member.copies[1].step,
+                                        computed_.share,
+                                        keeps ? computed_.shares : 0};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   const std::vector<MeshAxis> mesh = session_->mesh();
   std::vector<MemberState> members;
+  std::vector<BatchShare> computed;
   cells_.clear();
   machines_.clear();
   int64_t carriers = 0, newest_save = -1;
@@ -190,6 +205,7 @@ absl::Status ElasticRun::Meet() {
       return PartCopy{static_cast<int>(all[i + at]), all[i + at + 1]};
     };
     members.push_back({all[i], all[i + 1], all[i + 3] != 0, all[i + 7], {copy(8), copy(10)}});
+    computed.push_back({static_cast<int>(all[i + 12]), static_cast<int>(all[i + 13])});
     machines_.push_back(static_cast<int>(all[i + 6]));
     cells_.push_back(PlaceIn(mesh, static_cast<int>(cells_.size())).cell);
     stop_ = stop_ || all[i + 2] != 0;
@@ -199,6 +215,7 @@ absl::Status ElasticRun::Meet() {
   CountLostResiduals(carriers);
   saved_at_ = RealClock().Now() - absl::Milliseconds(std::max<int64_t>(0, newest_save));
   agreement_ = Agree(members, cells_, place_.cells);
+  is_computed_ = agreement_.step >= 0 && IsComputed(agreement_, computed);
   beside_ = std::make_unique<StreamsBeside>(comm_);
   GetParts().BeginGeneration();
   if (options_.virtual_ranks > 0)
@@ -252,7 +269,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> ElasticRun::Along(const std::strin
 
 bool ElasticRun::AwaitLoss() {
   if (phase_ == Phase::kApplying || !session_->managed()) return false;
-  if (Armed() && Pause(kVerdict).ok()) return false;
+  if (Armed() && Pause(*session_, kVerdict).ok()) return false;
   phase_ = Phase::kIdle;
   LeaveComm();
   return true;
@@ -452,11 +469,11 @@ Parts& ElasticRun::GetParts() {
 // In the first step of a generation those that are new get the state, and the others share the batch. Bitwise
 // steps have a fixed order of parts, and with a mesh a copy that lacks a part cannot compute.
 sharding::SampleRange ElasticRun::BeginParts(const sharding::SampleRange& batch, int64_t step) {
-  FirstShare mine{place_.share, place_.shares};
+  computed_ = {place_.share, place_.shares};
   const bool first = applied_ == agreement_.step && agreement_.AnyNeeds();
   if (first && !parts_->bitwise() && place_.cells == 1)
-    mine = FirstShareOf(HandOverOf(agreement_, cells_, /*cell=*/0), session_->rank());
-  return parts_->Begin(batch, step, mine.share, mine.shares);
+    computed_ = FirstShareOf(HandOverOf(agreement_, cells_, /*cell=*/0), session_->rank());
+  return parts_->Begin(batch, step, computed_.share, computed_.shares);
 }
 
 absl::StatusOr<StepPlace> ElasticRun::Begin() {
@@ -526,7 +543,7 @@ absl::Status ElasticRun::SaveLast() {
     }
     LogWarning("elastic: the last step is not saved yet and is tried again in ", absl::FormatDuration(pause),
                ": ", saved.ok() ? "another rank could not" : saved.message());
-    GT_RETURN_IF_ERROR(Pause(pause));
+    GT_RETURN_IF_ERROR(Pause(*session_, pause));
     pause = std::min(2 * pause, 16 * options_.storage_retry);
   }
   return comm_->Barrier();
@@ -542,17 +559,6 @@ absl::Status ElasticRun::SaveNow() {
   if (began) return absl::OkStatus();
   GT_RETURN_IF_ERROR(checkpointer.Save(applied_).status());
   return checkpointer.Wait(kLastSave);
-}
-
-// Returns early, with why, when the generation is over.
-absl::Status ElasticRun::Pause(absl::Duration time) const {
-  const RealClock clock;
-  for (const Instant end = clock.Now() + time; clock.Now() < end;) {
-    GT_RETURN_IF_ERROR(session_->Alive());
-    Notification never;
-    never.WaitFor(std::min(end - clock.Now(), kLookAlive));
-  }
-  return absl::OkStatus();
 }
 
 int64_t ElasticRun::BatchSize() const {
@@ -677,6 +683,8 @@ absl::StatusOr<bool> ElasticRun::Reduce(double loss) {
         "there is no step whose gradients could be reduced: Begin comes first");
   loss_ = loss;
   has_loss_ = false;
+  GT_ASSIGN_OR_RETURN(const bool keeps, KeepComputed());
+  if (!keeps) return false;
   const absl::Status reduced = ReduceGradients();
   if (reduced.ok()) {
     if (step_copies_ != nullptr) step_copies_->TakeUndo(applied_);
@@ -686,6 +694,26 @@ absl::StatusOr<bool> ElasticRun::Reduce(double loss) {
   phase_ = Phase::kIdle;
   if (!Lost(reduced)) return reduced;
   return AfterLoss();
+}
+
+// While this rank computed, its generation may have ended because others have come. Nothing of the step is
+// lost then: it is reduced in the new one. False: it is to be computed again.
+absl::StatusOr<bool> ElasticRun::KeepComputed() {
+  while (session_->managed() && (!Armed() || !session_->Alive().ok())) {
+    untouched_ = true;
+    const absl::Status formed = Form();
+    untouched_ = false;
+    if (!formed.ok() || !is_computed_) {
+      phase_ = Phase::kIdle;
+      GT_RETURN_IF_ERROR(formed);
+      return false;
+    }
+    for (Gradient& gradient : gradients_) gradient.ready = false;  // for the reducer of this generation
+    const absl::Status settled = Settle();
+    if (!settled.ok() && !Lost(settled)) return settled;
+    if (!settled.ok()) LeaveComm();
+  }
+  return true;
 }
 
 // The generation ended between the halves of a step. Whether anybody has applied it, the next one knows.

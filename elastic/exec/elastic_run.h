@@ -188,6 +188,7 @@ class ElasticRun {
   bool Armed() const { return comm_ != nullptr; }
   Parts& GetParts();
   absl::Status Form();
+  absl::StatusOr<bool> KeepComputed();
   absl::Status Meet();
   absl::Status CheckPlace();
   absl::Status ConnectAxes();
@@ -220,7 +221,6 @@ class ElasticRun {
   absl::StatusOr<bool> AfterLoss();
   absl::Status SaveLast();
   absl::Status SaveNow();
-  absl::Status Pause(absl::Duration time) const;
   void SayWhere();
   void FillBlock();
   absl::Status ReadBlock();
@@ -258,6 +258,10 @@ class ElasticRun {
   ReducedStep reduced_;
   absl::Status ready_error_;  // of Ready
   Agreement agreement_;
+  // What this rank has computed of the step, and whether its gradients are as they were computed.
+  BatchShare computed_;
+  bool untouched_ = false;
+  bool is_computed_ = false;   // the whole step, by ranks of this generation
   std::vector<int> cells_;     // index = rank
   std::vector<int> machines_;  // likewise
   bool settled_ = false;       // all ranks of the generation have the state

@@ -288,6 +288,29 @@ TEST_F(ElasticRunTest, WhoIsNewTrainsNothingInItsFirstStep) {
   EXPECT_EQ(trained(4, 10), kBatch / 4);
 }
 
+// Others come while all compute: what they have computed is reduced with those that are new, and not made
+// again. Who was lost took its share along.
+TEST_F(ElasticRunTest, WhatIsComputedWhenOthersComeIsNotComputedAgain) {
+  for (const char* codec : {"", "topk density=0.3 warmup=0"}) {
+    for (const bool dies : {false, true}) {
+      if (*codec != 0) Compress(codec);
+      std::vector<int> next = {2, 1, 3, 0};
+      if (dies) next = {2, 3, 0};
+      Job job(10, 6, {{4, At::kCompute, 1, next, dies}});
+      std::array<std::atomic<int>, 4> begun{};
+      job.before_step = [&](ElasticRun&, int process, const StepPlace& step) {
+        if (step.step != 4) return;
+        const int before = begun[static_cast<size_t>(process)]++;
+        EXPECT_TRUE(process != 0 || before > 0 || Until([&] { return job.generations() == 2; }));
+      };
+      ExpectAllTrained(job.Run(4, 2), 10, 6, *codec == 0 ? 1e-4 : 10);
+      EXPECT_EQ(begun[0], dies ? 2 : 1);
+      EXPECT_EQ(begun[2], 1);
+      EXPECT_EQ(begun[3], 1);
+    }
+  }
+}
+
 // A generation may end before a reducer of its own has what the one before carried over.
 TEST_F(ElasticRunTest, WhatCompressionHoldsBackLivesThroughAGenerationThatNeverBegins) {
   Compress("topk density=0.3 warmup=4");

@@ -26,11 +26,25 @@ std::vector<size_t> PiecesBetween(const PartHandOver& hand_over, size_t source, 
   return result;
 }
 
-FirstShare FirstShareOf(const PartHandOver& hand_over, int rank) {
+BatchShare FirstShareOf(const PartHandOver& hand_over, int rank) {
   const auto& sources = hand_over.sources;
   const auto at = std::ranges::find(sources, rank);
   const int share = at == sources.end() ? -1 : static_cast<int>(at - sources.begin());
   return {share, static_cast<int>(sources.size())};
+}
+
+bool IsComputed(const Agreement& agreement, absl::Span<const BatchShare> computed) {
+  std::vector<bool> there;
+  for (size_t rank = 0; rank < computed.size(); ++rank) {
+    if (agreement.parts[rank] == Part::kNeeds) continue;
+    const BatchShare& mine = computed[rank];
+    if (agreement.parts[rank] != Part::kHas || mine.shares == 0) return false;
+    there.resize(std::max(there.size(), static_cast<size_t>(mine.shares)));
+    if (mine.share < 0) continue;
+    if (there[static_cast<size_t>(mine.share)]) return false;
+    there[static_cast<size_t>(mine.share)] = true;
+  }
+  return !there.empty() && std::ranges::count(there, false) == 0;
 }
 
 std::vector<int> StepCopyKeepers(absl::Span<const int> machines) {

@@ -24,12 +24,17 @@ PartHandOver HandOverOf(const Agreement& agreement, absl::Span<const int> cells,
 // The pieces, of 0 to `pieces` - 1, that `source` sends to `taker`, which are indices of a PartHandOver's.
 std::vector<size_t> PiecesBetween(const PartHandOver& hand_over, size_t source, size_t taker, size_t pieces);
 
-// Which share of the first step's batch `rank` has, and of how many: those that have the state share it, so
-// that they compute while those that are new get theirs. `share` -1: none.
-struct FirstShare {
-  int share = 0, shares = 1;
+struct BatchShare {
+  int share = 0, shares = 1;  // `share` -1: none. `shares` 0: of what was computed nothing is left
 };
-FirstShare FirstShareOf(const PartHandOver& hand_over, int rank);
+
+// Which share of the first step's batch `rank` has: those that have the state share it, so that they compute
+// while those that are new get theirs.
+BatchShare FirstShareOf(const PartHandOver& hand_over, int rank);
+
+// Whether the step that is next was computed whole before its generation ended: each share by one rank that
+// is still there and has its gradients. Then it is reduced, and not computed again. `computed`: index = rank.
+bool IsComputed(const Agreement& agreement, absl::Span<const BatchShare> computed);
 
 // Index = cell: the cell whose first rank keeps the step copies of this one. `machines`, index = cell: where
 // its first rank runs. All are shifted by one number, so that each keeps one part: by the least that puts the

@@ -61,6 +61,20 @@ TEST(HandOver, EachPieceLeavesOnceAndReachesOneTaker) {
   }
 }
 
+// A step counts as computed where each share of it is there once.
+TEST(HandOver, AStepIsComputedOrIsNot) {
+  const std::vector<int> cells(4);
+  const Agreement grows = Agree({{7}, {-1}, {7}, {-1}}, cells, 1);
+  EXPECT_TRUE(IsComputed(grows, {{1, 2}, {0, 0}, {0, 2}, {0, 0}}));
+  EXPECT_FALSE(IsComputed(grows, {{1, 2}, {0, 0}, {0, 0}, {0, 0}})) << "the gradients of one are not whole";
+  EXPECT_FALSE(IsComputed(grows, {{1, 3}, {0, 0}, {0, 3}, {0, 0}})) << "a third rank is lost";
+  EXPECT_FALSE(IsComputed(grows, {{0, 2}, {0, 0}, {0, 2}, {0, 0}})) << "one share twice, and one never";
+  EXPECT_TRUE(IsComputed(grows, {{0, 1}, {0, 0}, {-1, 1}, {0, 0}})) << "who was new had no share";
+  const Agreement rolls = Agree({{7}, {6, 7}}, {0, 0}, 1);
+  EXPECT_FALSE(IsComputed(rolls, {{0, 2}, {1, 2}}));
+  EXPECT_FALSE(IsComputed(Agree({{-1}, {-1}}, {0, 0}, 1), {{0, 0}, {0, 0}}));
+}
+
 TEST(StepCopyKeepers, CopiesLieOnOtherMachines) {
   EXPECT_THAT(StepCopyKeepers({0, 1}), ElementsAre(1, 0));
   EXPECT_THAT(StepCopyKeepers({0, 0, 1, 1}), ElementsAre(2, 3, 0, 1));
