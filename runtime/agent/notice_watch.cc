@@ -12,7 +12,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/logging.h"
 #include "base/rng.h"
@@ -25,6 +24,7 @@ namespace {
 constexpr char kMetadata[] = "http://169.254.169.254";
 constexpr absl::Duration kAnswerIn = absl::Seconds(1);
 constexpr absl::Duration kComplainOfServiceEvery = absl::Minutes(5);
+constexpr size_t kWhyBytesMax = 300;
 
 constexpr char kNextStep[] =
     "; turn this machine's metadata service on, for containers too where the agent runs in one, or start the "
@@ -212,9 +212,10 @@ std::string CloudOfFirmware(const std::string& dmi_dir) {
 
 // ---------------------------------------------------------------- the thread
 
-NoticeWatch::NoticeWatch(std::unique_ptr<NoticeSource> source, absl::Duration period)
+NoticeWatch::NoticeWatch(std::unique_ptr<NoticeSource> source, absl::Duration period, NoticePatience patience)
     : source_(std::move(source)),
       period_(period),
+      patience_(patience),
       news_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       thread_([this] { Run(); }) {}
 
@@ -233,23 +234,41 @@ std::optional<core::NodeNotice> NoticeWatch::Take() {
   return std::exchange(news_, std::nullopt);
 }
 
-// The loss of the service is not a notice and does not take one back.
+void NoticeWatch::Complain(const absl::Status& error, Instant now) {
+  if (complained_ && now - *complained_ < kComplainOfServiceEvery) return;
+  complained_ = now;
+  LogWarning("notices of the cloud: ", core::PrintableReply(error.message()));
+}
+
+// The loss of the service is not a notice and does not take one back. Where none stands the loss is said of
+// the machine once it has lasted, since somebody may have put himself in the place of the cloud (B12).
+std::optional<core::NodeNotice> NoticeWatch::Hear(absl::StatusOr<core::NodeNotice> said) {
+  const Instant now = RealClock().Now();
+  if (said.ok()) {
+    answered_ = true;
+    failing_since_.reset();
+    return *std::move(said);
+  }
+  Complain(said.status(), now);
+  if (!failing_since_) failing_since_ = now;
+  const bool lasts = now - *failing_since_ >= (answered_ ? patience_.later : patience_.first);
+  if (!lasts || standing_.kind != core::NoticeKind::kNone) return std::nullopt;
+  const std::string why = core::PrintableReply(said.status().message()).substr(0, kWhyBytesMax);
+  return core::NodeNotice{.kind = core::NoticeKind::kAtRisk,
+                          .source = absl::StrCat("notices of its cloud are not heard: ", why),
+                          .id = core::kNotHeardId};
+}
+
 void NoticeWatch::Run() {
-  RealClock clock;
   Rng rng = Rng::FromSystem();
-  std::optional<Instant> complained;
-  std::optional<core::NodeNotice> said_before;
+  bool first = true;
   const auto stopping = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; };
   while (true) {
-    absl::StatusOr<core::NodeNotice> said = source_->Poll();
-    const Instant now = clock.Now();
-    if (!said.ok() && (!complained || now - *complained >= kComplainOfServiceEvery)) {
-      complained = now;
-      LogWarning("notices of the cloud: ", said.status().message());
-    }
+    std::optional<core::NodeNotice> heard = Hear(source_->Poll());
     MutexLock lock(&mutex_);
-    if (said.ok() && said_before != *said) {
-      news_ = said_before = *std::move(said);
+    if (heard && (first || *heard != standing_)) {
+      first = false;
+      news_ = standing_ = *std::move(heard);
       const uint64_t one = 1;
       (void)!write(news_event_.get(), &one, sizeof(one));
     }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "net/http/client.h"
@@ -39,25 +40,41 @@ absl::StatusOr<std::unique_ptr<NoticeSource>> MakeNoticeSource(const NoticeOptio
 // "aws", "gcp", "azure" or "" from the texts below `dmi_dir` (/sys/class/dmi/id). Asks nobody.
 std::string CloudOfFirmware(const std::string& dmi_dir);
 
+// How long a service may give no answer of its cloud until the machine counts as one that is not told.
+struct NoticePatience {
+  absl::Duration first = absl::Minutes(2);  // until its first answer, which takes Azure so long
+  absl::Duration later = absl::Seconds(10);
+};
+
 // Polls a source on a thread of its own. Thread-safe.
 class NoticeWatch {
  public:
-  explicit NoticeWatch(std::unique_ptr<NoticeSource> source, absl::Duration period = absl::Seconds(1));
+  explicit NoticeWatch(std::unique_ptr<NoticeSource> source, absl::Duration period = absl::Seconds(1),
+                       NoticePatience patience = {});
   ~NoticeWatch();  // waits for the poll that is under way, a few seconds at most
 
-  // The newest answer that was not taken yet.
+  // The newest answer that was not taken yet, or core::IsNotHeard: there is none any more.
   std::optional<core::NodeNotice> Take();
   int fd() const { return news_event_.get(); }  // readable when Take has something
 
  private:
   void Run();
+  std::optional<core::NodeNotice> Hear(absl::StatusOr<core::NodeNotice> said);
+  void Complain(const absl::Status& error, Instant now);
 
   const std::unique_ptr<NoticeSource> source_;
   const absl::Duration period_;
+  const NoticePatience patience_;
   const UniqueFd news_event_;
   Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<core::NodeNotice> news_ ABSL_GUARDED_BY(mutex_);
+
+  // Of the thread alone.
+  bool answered_ = false;
+  std::optional<Instant> failing_since_, complained_;
+  core::NodeNotice standing_;  // what was said last
+
   std::thread thread_;
 };
 

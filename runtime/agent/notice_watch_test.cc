@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/test_folder.h"
 
 namespace gtrain::agent {
@@ -153,6 +154,90 @@ TEST(NoticeWatch, ErrorsAreNoNews) {
   ASSERT_TRUE(news.has_value());
   EXPECT_EQ(news->kind, NoticeKind::kLeave);
   EXPECT_FALSE(watch.Take().has_value());
+}
+
+// Says what the test wants it to say now.
+class Told : public NoticeSource {
+ public:
+  explicit Told(absl::StatusOr<core::NodeNotice> says) : says_(std::move(says)) {}
+  absl::StatusOr<core::NodeNotice> Poll() override {
+    MutexLock lock(&mutex_);
+    ++polls_;
+    return says_;
+  }
+  void Say(absl::StatusOr<core::NodeNotice> says) {
+    MutexLock lock(&mutex_);
+    says_ = std::move(says);
+    polls_ = 0;
+  }
+  void AwaitPolls(int count) {
+    MutexLock lock(&mutex_);
+    const auto polled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return polls_ >= count; };
+    ASSERT_TRUE(mutex_.AwaitFor(absl::Seconds(60), polled));
+  }
+
+ private:
+  Mutex mutex_;
+  absl::StatusOr<core::NodeNotice> says_ ABSL_GUARDED_BY(mutex_);
+  int polls_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+std::optional<core::NodeNotice> News(NoticeWatch& watch) {
+  std::optional<core::NodeNotice> news;
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (!news && absl::Now() < deadline) {
+    news = watch.Take();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return news;
+}
+
+TEST(NoticeWatch, ACloudThatIsNotHeardIsSaidOnceAndEndsWithItsNextAnswer_B12) {
+  auto owned = std::make_unique<Told>(core::NodeNotice());
+  Told& cloud = *owned;
+  NoticeWatch watch(std::move(owned), absl::Milliseconds(1), {.later = absl::Milliseconds(20)});
+  EXPECT_EQ(News(watch)->kind, NoticeKind::kNone);
+  cloud.Say(absl::InvalidArgumentError("HTTP 200, not the JSON expected: \"<html>\x1b[2J\n\""));
+  const auto alarm = News(watch);
+  ASSERT_TRUE(alarm.has_value());
+  EXPECT_TRUE(core::IsNotHeard(*alarm));
+  EXPECT_EQ(alarm->source,
+            "notices of its cloud are not heard: HTTP 200, not the JSON expected: \"<html> [2J \"");
+  cloud.Say(absl::UnavailableError(std::string(100'000, 'x')));
+  cloud.AwaitPolls(50);
+  EXPECT_FALSE(watch.Take().has_value()) << "each of its words would be a record of the head";
+  cloud.Say(core::NodeNotice());
+  EXPECT_EQ(News(watch)->kind, NoticeKind::kNone);
+  cloud.Say(absl::UnavailableError(std::string(100'000, 'x')));
+  EXPECT_LT(News(watch)->source.size(), 400u);
+}
+
+TEST(NoticeWatch, ACloudThatIsNotHeardTakesBackNoNotice_B12) {
+  for (const NoticeKind kind : {NoticeKind::kAtRisk, NoticeKind::kFreeze, NoticeKind::kLeave}) {
+    auto owned = std::make_unique<Told>(core::NodeNotice{.kind = kind, .source = "cloud", .id = "1"});
+    Told& cloud = *owned;
+    NoticeWatch watch(std::move(owned), absl::Milliseconds(1), {.later = absl::ZeroDuration()});
+    EXPECT_EQ(News(watch)->kind, kind);
+    cloud.Say(absl::UnavailableError("no answer"));
+    cloud.AwaitPolls(10);
+    EXPECT_FALSE(watch.Take().has_value()) << core::Name(kind);
+  }
+}
+
+// The service of Azure begins to work with the first request.
+TEST(NoticeWatch, TheFirstAnswerMayTakeLonger) {
+  auto owned = std::make_unique<Told>(absl::UnavailableError("no answer"));
+  Told& cloud = *owned;
+  NoticeWatch watch(std::move(owned), absl::Milliseconds(1), {.later = absl::ZeroDuration()});
+  cloud.AwaitPolls(10);
+  EXPECT_FALSE(watch.Take().has_value());
+  cloud.Say(core::NodeNotice());
+  EXPECT_EQ(News(watch)->kind, NoticeKind::kNone);
+  cloud.Say(absl::UnavailableError("no answer"));
+  EXPECT_TRUE(core::IsNotHeard(*News(watch)));
+  NoticeWatch never(std::make_unique<Told>(absl::UnavailableError("no answer")), absl::Milliseconds(1),
+                    {.first = absl::Milliseconds(20)});
+  EXPECT_TRUE(core::IsNotHeard(*News(never)));
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 """A machine is about to be taken away: a cloud says so, or a person. Fault ids P13, C13, B12."""
-import http.server
 import json
 import os
-import threading
 import time
 import unittest
 
+import clouds
 import harness
 from cluster import ClusterTest
 from harness import wait_until
@@ -13,60 +12,16 @@ from harness import wait_until
 LINEAR = os.path.join(os.path.dirname(harness.GTRAIN), '..', 'tests', 'e2e_elastic_linear')
 
 
-class FakeAws:
-    """The metadata service of one machine: a token first, then 404 until `leave` is called."""
-
-    def __init__(self):
-        fake, self.action, self.broken, self.asked = self, None, None, 0
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def log_message(self, *words):
-                pass
-
-            def do_PUT(self):
-                self.answer(200, 'the-token')
-
-            def do_GET(self):
-                if self.headers.get('X-aws-ec2-metadata-token') != 'the-token':
-                    self.answer(401, '')
-                elif fake.broken is not None:
-                    fake.asked += 1
-                    self.answer(200, fake.broken)
-                elif self.path == '/latest/meta-data/spot/instance-action' and fake.action:
-                    self.answer(200, fake.action)
-                else:
-                    fake.asked += 1
-                    self.answer(404, 'not found')
-
-            def answer(self, status, text):
-                self.send_response(status)
-                self.send_header('Content-Length', str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-        self.url = f'http://127.0.0.1:{self.server.server_port}'
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def leave(self, seconds):
-        at = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time.time() + seconds))
-        self.action = json.dumps({'action': 'terminate', 'time': at})
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
 class NoticesTest(ClusterTest):
     def setUp(self):
-        self.clouds = [FakeAws() for _ in range(self.agent_count)]
+        self.clouds = [clouds.Aws() for _ in range(self.agent_count)]
         for cloud in self.clouds:
             self.addCleanup(cloud.close)
         super().setUp()
         self.until = os.path.join(self.dir, 'go')
 
     def start_agent(self, index, *flags, **options):
-        return super().start_agent(index, '--notices', 'aws', '--notices-url', self.clouds[index].url, *flags, **options)
+        return super().start_agent(index, *self.clouds[index].agent_flags, *flags, **options)
 
     def place_of(self, job):
         """The number of the node that rank 0 runs on."""
@@ -105,29 +60,9 @@ class NoticesTest(ClusterTest):
                                                  'resources: {cpus: 1}\n'))
         self.wait_for_state(both, 'WAITING')
         self.assertIn('leaving: aws spot interruption', self.why(both))
-        self.clouds[place].action = None
+        self.clouds[place].stay()
         self.wait_for_state(both, 'SUCCEEDED')
         self.assertEqual(self.said_of(place), [])
-        self.finish(job)
-
-    def test_what_is_no_notice(self):
-        """B12: a captive portal, a huge answer: nothing happens, and a machine that said it leaves still does."""
-        job = self.submit(self.stepper_job('train', '--until', self.until, ranks='1'))
-        self.wait_for_steps(3, ranks=1)
-        for broken in ('<html>sign in</html>', '{"action": "terminate"}', 'x' * (1 << 20)):
-            for cloud in self.clouds:
-                cloud.asked, cloud.broken = 0, broken
-            wait_until('both agents to read it twice', lambda: all(cloud.asked >= 2 for cloud in self.clouds))
-            self.assertEqual([self.said_of(0), self.said_of(1)], [[], []], broken)
-        self.assertEqual(self.job(job)['generation'], 1)
-        place = self.place_of(job)
-        idle = 1 - place
-        self.clouds[idle].broken = None
-        self.clouds[idle].leave(100)
-        wait_until('the notice of the idle machine', lambda: self.said_of(idle))
-        self.clouds[idle].broken, self.clouds[idle].asked = '<html>', 0
-        wait_until('its agent to read nonsense', lambda: self.clouds[idle].asked >= 2)
-        self.assertEqual(self.said_of(idle)[0]['kind'], 'leave', 'losing the service takes nothing back')
         self.finish(job)
 
     def test_drains_on_purpose(self):
@@ -201,11 +136,89 @@ class NoticesTest(ClusterTest):
             left = int(wait_until(f'rank {rank} to see it', lambda: os.path.exists(
                 os.path.join(self.out, f'noticed.1.{rank}')) and self.read(f'noticed.1.{rank}')))
             self.assertTrue(60 < left <= 115, left)
-        self.clouds[1].action = None
+        self.clouds[1].stay()
         wait_until('the notice to be taken back', lambda: not self.said_of(1))
         seen = self.wait_for_state(job, 'RUNNING')
         self.assertEqual((seen['generation'], seen['restarts']), (1, 0), seen)
         self.finish(job)
+
+
+class HostileTest(ClusterTest):
+    """B12: what answers in the place of a cloud. Six machines, two of each, all with a rank of one job."""
+    agent_count = 6
+
+    def setUp(self):
+        self.clouds = [cloud() for cloud in [*clouds.CLOUDS.values()] * 2]
+        for cloud in self.clouds:
+            self.addCleanup(cloud.close)
+        super().setUp()
+
+    def start_agent(self, index, *flags, **options):
+        return super().start_agent(index, '--cpus', '1', *self.clouds[index].agent_flags, *flags, **options)
+
+    def said(self):
+        """What is said of each machine: kind and source."""
+        nodes = {node['hostname']: node['notices'] for node in self.nodes()}
+        return [[(notice['kind'], notice['source']) for notice in nodes.get(f'node{index}', [('', '')])] for index in range(self.agent_count)]
+
+    def kinds(self):
+        return [[kind for kind, _ in said] for said in self.said()]
+
+    def rounds(self):
+        """Who says what, six at a time: each reply in the place of one cloud, in turn; with GTRAIN_SOAK=1 of each."""
+        waiting = [(hostile, name) for number, hostile in enumerate(clouds.HOSTILE) for turn, name in enumerate(clouds.CLOUDS)
+                   if harness.SOAK or number % len(clouds.CLOUDS) == turn]
+        while waiting:
+            plan = {}
+            for index, cloud in enumerate(self.clouds):
+                mine = next((one for one in waiting if one[1] == cloud.name), None)
+                if mine:
+                    waiting.remove(mine)
+                    plan[index] = mine[0]
+            yield plan
+
+    def test_what_is_no_notice(self):
+        """The machine is said to be at risk, and nothing else happens: not to its ranks, and nothing is asked elsewhere."""
+        until = os.path.join(self.dir, 'go')
+        words = ' '.join(['/usr/bin/python3', self.stepper, '--out', self.out, '--until', until])
+        job = self.submit(self.job_file('train', f'name: train\nrun: {words}\nnodes: 6\nranks_per_node: 1\nresources: {{cpus: 1}}\n'
+                                                 'restart: {budget: 0}\n'))
+        self.wait_for_steps(3, ranks=6)
+        wait_until('all clouds to have answered', lambda: all(cloud.answers >= 3 for cloud in self.clouds))
+        for plan in self.rounds():
+            names = {index: f'{self.clouds[index].name} {hostile.__name__}' for index, hostile in plan.items()}
+            for index, hostile in plan.items():
+                self.clouds[index].hostile = hostile
+            expected = [['at-risk'] if index in plan else [] for index in range(self.agent_count)]
+            try:
+                wait_until('the alarms', lambda: self.kinds() == expected)
+            except AssertionError as error:
+                raise AssertionError(f'{error}: {names}; {self.said()}') from None
+            for index, said in enumerate(self.said()):
+                for _, source in said:
+                    self.assertRegex(source, '^notices of its cloud are not heard: .', names[index])
+            self.assertIn('at-risk: notices of its cloud are not heard: ', self.client('nodes').stdout)
+            for index in plan:
+                self.clouds[index].hostile = None
+            wait_until(f'all to be heard again after {names}', lambda: self.kinds() == [[]] * self.agent_count)
+        self.assertEqual([cloud.followed for cloud in self.clouds], [0] * self.agent_count, 'no redirect is followed')
+        self.assertEqual(self.nodes_in('alive'), self.agent_count)
+        before = min(self.steps().values())
+        self.wait_for_steps(before + 3, ranks=6)
+        seen = self.job(job)
+        self.assertEqual((seen['state'], seen['generation'], seen['restarts'], seen['first_fault']), ('RUNNING', 1, 0, None))
+        self.assertFalse([name for name in os.listdir(self.out) if name.startswith('noticed.')], 'no rank was told of anything')
+        self.assertRegex(self.client('why', job).stdout, 'node[0-5]: notices of its cloud are not heard: .')
+        for agent in self.agents:
+            self.assertIn('notices of the cloud: ', agent.output())
+        open(until, 'w').close()
+        self.wait_for_state(job, 'SUCCEEDED')
+
+        self.clouds[0].leave()
+        wait_until('a notice', lambda: self.kinds()[0] == ['leave'])
+        self.clouds[0].answers, self.clouds[0].hostile = 0, clouds.portal
+        wait_until('more than ten seconds of nonsense', lambda: self.clouds[0].answers >= 15)
+        self.assertEqual(self.kinds()[0], ['leave'], 'losing the service takes nothing back, and raises no alarm of who leaves anyway')
 
 
 if __name__ == '__main__':

@@ -263,10 +263,12 @@ int Spot(Options options) {
     std::fprintf(stderr, "gtrain-sim: %s\n", std::string(result.status().message()).c_str());
     return 2;
   }
-  std::printf("%.1f simulated hours in %.1f s, %llu events; %lld batches applied in %lld generations\n",
-              static_cast<double>(result->seconds) / 3600, Seconds() - began,
-              static_cast<unsigned long long>(result->events), static_cast<long long>(result->steps),
-              static_cast<long long>(result->generations));
+  std::printf(
+      "%.1f simulated hours in %.1f s, %llu events; %lld batches applied in %lld generations; "
+      "%lld machines were told in time and went\n",
+      static_cast<double>(result->seconds) / 3600, Seconds() - began,
+      static_cast<unsigned long long>(result->events), static_cast<long long>(result->steps),
+      static_cast<long long>(result->generations), static_cast<long long>(result->told));
   for (const Violation& violation : result->violations) {
     std::printf("%s at %.3f s: %s, commit %s\n", violation.id.c_str(),
                 static_cast<double>(violation.at) / 1e9, violation.text.c_str(), GTRAIN_SIM_COMMIT);

@@ -5,6 +5,7 @@
 #include <deque>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int kNodesMax = 10'000;
 constexpr int64_t kStartMin = 60 * kSec, kStartMax = 300 * kSec;  // from an order to an agent that runs
+constexpr int64_t kEnoughNotice = 20 * kSec;  // 13 s before the end the head ends generations in place
 constexpr int64_t kForGood = 100'000 * kMin;
 
 // A model of a few hundred million parameters on machines with 10 Gbit/s.
@@ -143,10 +145,25 @@ class SpotRun {
       if (!leaving_.empty()) leaving_.pop_front();
       std::erase(given_, machine);
       Write("{\"at\":%.3f,\"node\":%d,\"is\":\"gone\"}", Now(), machine);
+      CheckHandedOver(machine);
       MachineOf(machine).PowerOff(kForGood);
     }
     leaving_.clear();
     while (std::ssize(given_) < wanted) Order();
+  }
+
+  // INV-15. Processes that wait for room where the machine stays are in no generation.
+  void CheckHandedOver(int machine) {
+    if (told_.erase(machine) == 0) return;
+    ++result_.told;
+    for (const auto& [key, gang] : world_.ranks.gangs()) {
+      for (const auto& [number, rank] : gang.ranks) {
+        if (rank->machine != machine || rank->generation != key.second || !rank->exited || rank->kept)
+          continue;
+        world_.kernel.Fail("INV-15", absl::StrCat("m", machine, " goes with rank ", number, " of generation ",
+                                                  key.second, ", and was told in time"));
+      }
+    }
   }
 
   // Those that the next tick takes hear of it in time, if they run by then.
@@ -160,6 +177,7 @@ class SpotRun {
         if (!MachineOf(machine).agent_alive()) return;
         Write("{\"at\":%.3f,\"node\":%d,\"is\":\"told\"}", Now(), machine);
         MachineOf(machine).CloudSays(*options_.notice);
+        if (*options_.notice >= kEnoughNotice) told_.insert(machine);
       });
       left.erase(which);
     }
@@ -177,6 +195,7 @@ class SpotRun {
   int64_t zero_ = 0;
   std::vector<int> given_;   // machines, also those that are starting up
   std::deque<int> leaving_;  // with the next tick
+  std::set<int> told_;       // in time, of those
 };
 
 }  // namespace

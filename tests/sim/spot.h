@@ -31,6 +31,7 @@ struct SpotOptions {
 
 struct SpotResult {
   int64_t seconds = 0, steps = 0, generations = 0;
+  int64_t told = 0;  // machines that went and had been told in time
   uint64_t events = 0;
   std::vector<Violation> violations;
 };

@@ -2,6 +2,7 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ class SpotTest(unittest.TestCase):
     def play(self, *flags, trace=TRACE):
         done = subprocess.run([SIM, '--spot-trace', trace, '--samples-out', self.events, *flags], capture_output=True, text=True, timeout=600)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.words = done.stdout
         report = goodput.Run(self.events, trace).report()
         self.assertEqual(report['errors'], [])
         return report
@@ -37,6 +39,16 @@ class SpotTest(unittest.TestCase):
         self.assertEqual(in_place['rollbacks'], 2, 'only where all machines were gone')
         self.assertLess(restart['goodput'], 0.75)
         self.assertEqual(in_place['node_losses'], restart['node_losses'])
+
+    def test_who_is_told_in_time_has_handed_over_when_its_machine_goes(self):
+        """P13: INV-15, which the simulator checks: when a machine goes no rank of a generation is left on it."""
+        told = 0
+        for seed, notice in enumerate(('30s', '120s') * (20 if os.environ.get('GTRAIN_SOAK') else 2), 1):
+            for mode in ('in-place', 'restart'):
+                self.play('--notice', notice, '--seed', str(seed), '--mode', mode)
+                told += int(re.search(r'(\d+) machines were told in time and went', self.words).group(1))
+        print(f'\n{told} machines were told in time and went, none with a rank', flush=True)
+        self.assertGreater(told, 100)
 
     @unittest.skipUnless(os.path.exists(RECORDED), f'the recorded traces are not here: {RECORDED}')
     def test_the_first_day_of_a_recorded_trace(self):

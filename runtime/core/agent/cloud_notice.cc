@@ -22,17 +22,9 @@ constexpr absl::Duration kFreezeUnknown = absl::Seconds(30);
 constexpr size_t kEventsMax = 100;
 constexpr size_t kNameBytesMax = 256;
 
-std::string Printable(absl::string_view text) {
-  std::string clean(text.substr(0, kNoticeRawBytesMax));
-  for (char& c : clean) {
-    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = ' ';
-  }
-  return clean;
-}
-
 absl::Status NotANotice(absl::string_view source, const HttpReply& reply, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(source, ": HTTP ", reply.status, ", ", why, ": \"",
-                                                 Printable(reply.body).substr(0, 80), "\""));
+                                                 PrintableReply(reply.body).substr(0, 80), "\""));
 }
 
 absl::Status CheckBody(absl::string_view source, const HttpReply& reply) {
@@ -79,6 +71,14 @@ absl::Duration Left(absl::Time due, const HttpReply& reply, absl::Duration lead_
 
 }  // namespace
 
+std::string PrintableReply(absl::string_view text) {
+  std::string clean(text.substr(0, kNoticeRawBytesMax));
+  for (char& c : clean) {
+    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = ' ';
+  }
+  return clean;
+}
+
 std::optional<absl::Time> ReadHttpDate(absl::string_view text) {
   if (text.size() != 29) return std::nullopt;
   absl::Time time;
@@ -106,7 +106,7 @@ absl::StatusOr<std::optional<NodeNotice>> ReadAwsAction(const HttpReply& reply) 
                     .left = left,
                     .source = absl::StrCat(kSource, " (", *action, ")"),
                     .id = absl::StrCat(*action, "@", *time),
-                    .raw = Printable(reply.body)};
+                    .raw = PrintableReply(reply.body)};
 }
 
 absl::StatusOr<std::optional<NodeNotice>> ReadAwsRebalance(const HttpReply& reply) {
@@ -118,7 +118,7 @@ absl::StatusOr<std::optional<NodeNotice>> ReadAwsRebalance(const HttpReply& repl
   return NodeNotice{.kind = NoticeKind::kAtRisk,
                     .source = kSource,
                     .id = absl::StrCat("rebalance@", *time),
-                    .raw = Printable(reply.body)};
+                    .raw = PrintableReply(reply.body)};
 }
 
 absl::StatusOr<std::optional<NodeNotice>> ReadGcpPreempted(const HttpReply& reply, absl::Duration lead) {
@@ -164,8 +164,8 @@ absl::StatusOr<NodeNotice> ReadAzureEvent(const json& event, const HttpReply& re
   if (known == std::end(kAzureTypes)) return NotANotice(kSource, reply, "unknown EventType");
   NodeNotice notice{.kind = known->kind,
                     .source = absl::StrCat("azure ", absl::AsciiStrToLower(*type)),
-                    .id = Printable(*id),
-                    .raw = Printable(event.dump(-1, ' ', true, json::error_handler_t::replace))};
+                    .id = PrintableReply(*id),
+                    .raw = PrintableReply(event.dump(-1, ' ', true, json::error_handler_t::replace))};
   // NotBefore is empty once an event has started.
   if (*status != "Started") {
     const std::optional<absl::Time> due = ReadHttpDate(*not_before);

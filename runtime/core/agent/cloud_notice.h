@@ -35,6 +35,9 @@ absl::StatusOr<std::optional<NodeNotice>> ReadGcpPreempted(const HttpReply& repl
 // /metadata/scheduledevents. Events of other machines of the set are left out; of ours the worst comes first.
 absl::StatusOr<std::vector<NodeNotice>> ReadAzureEvents(const HttpReply& reply, absl::string_view own_name);
 
+// What others say, for logs and records: printable, at most kNoticeRawBytesMax.
+std::string PrintableReply(absl::string_view text);
+
 // "Mon, 19 Sep 2016 18:29:47 GMT" and nothing else.
 std::optional<absl::Time> ReadHttpDate(absl::string_view text);
 

@@ -7,6 +7,18 @@
 #include "base/units.h"
 
 namespace gtrain::core {
+namespace {
+
+std::string Words(const NodeNotice& before, const NodeNotice& notice) {
+  if (IsNotHeard(notice)) return notice.source;
+  if (notice.kind != NoticeKind::kNone) {
+    return absl::StrCat("the cloud says: ", notice.source, ", ", Name(notice.kind), " in ",
+                        PrintDuration(absl::Floor(notice.left, absl::Seconds(1))));
+  }
+  return IsNotHeard(before) ? "the cloud is heard again" : "the cloud says: the notice is taken back";
+}
+
+}  // namespace
 
 // A repeated notice is news only when its time comes nearer. An answer without a notice is news only after
 // one with a notice, or once: the head may remember a notice that was taken back while no agent was running.
@@ -15,17 +27,11 @@ void MachineNotice::OnCloudSays(const CloudSays& event) {
   const NodeNotice& notice = event.notice;
   const bool same = notice.kind == notice_.kind && notice.id == notice_.id;
   if (notice_sequence_ > 0 && same && context_.now() + notice.left + kNearer > notice_at_) return;
+  if (notice.kind != NoticeKind::kNone || notice_sequence_ > 0) context_.Say(Words(notice_, notice));
   notice_ = notice;
   notice_at_ = context_.now() + notice.left;
   ++notice_sequence_;
   notice_acked_ = false;
-  if (notice.kind != NoticeKind::kNone || notice_sequence_ > 1) {
-    context_.Say(absl::StrCat("the cloud says: ",
-                              notice.kind == NoticeKind::kNone
-                                  ? "the notice is taken back"
-                                  : absl::StrCat(notice.source, ", ", Name(notice.kind), " in ",
-                                                 PrintDuration(absl::Floor(notice.left, absl::Seconds(1))))));
-  }
   TellNotice();
 }
 

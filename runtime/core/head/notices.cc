@@ -17,6 +17,14 @@ namespace {
 
 constexpr absl::Duration kFreezeMargin = absl::Seconds(30);  // beyond the freeze that was announced
 
+std::string Words(const NodeNotice& before, const NodeNotice& notice) {
+  if (IsNotHeard(notice)) return notice.source;
+  if (notice.kind != NoticeKind::kNone)
+    return absl::StrCat(notice.source, ", ", Name(notice.kind), " in ", Rounded(notice.left));
+  if (IsNotHeard(before)) return "notices of its cloud are heard again";
+  return absl::StrCat(before.source, " is taken back");
+}
+
 }  // namespace
 
 void Membership::RestoreNotices(Node& node, Instant now) {
@@ -37,6 +45,9 @@ void Membership::OnNoticeSeen(Node& node, const NoticeSeen& seen, Instant now) {
   context_.Send(node.record.id, SendKind::kReply, AckNotice{model_.epoch(), seen.sequence});
   NodeNotice notice = seen.notice;
   if (notice.kind == NoticeKind::kNone) notice = NodeNotice();
+  // An agent that was started again does not know what the one before it heard.
+  const NodeNotice& stands = node.record.notice;
+  if (IsNotHeard(notice) && stands.kind != NoticeKind::kNone && !IsNotHeard(stands)) return;
   TakeNotice(node, node.record.notice, node.notice_at, std::move(notice), now);
 }
 
@@ -45,26 +56,21 @@ void Membership::TakeNotice(Node& node, NodeNotice& slot, std::optional<Instant>
                             Instant now) {
   const Instant due = now + notice.left;
   if (slot.kind == notice.kind && slot.id == notice.id && (!at || due + kNearer > *at)) return;
-  const bool gone = notice.kind == NoticeKind::kNone;
-  if (gone) {
+  const std::string words = absl::StrCat(node.record.hostname, ": ", Words(slot, notice));
+  context_.Say(words);
+  if (notice.kind == NoticeKind::kNone) {
     GT_PROBE("head.notice_withdrawn");
-    context_.Say(absl::StrCat(node.record.hostname, ": ", slot.source, " is taken back"));
     at.reset();
   } else {
     GT_PROBE("head.notice_taken");
-    context_.Say(absl::StrCat(node.record.hostname, ": ", notice.source, ", ", Name(notice.kind), " in ",
-                              Rounded(notice.left)));
     at = due;
   }
-  const std::string source = gone ? absl::StrCat(slot.source, " is taken back") : notice.source;
   slot = std::move(notice);
   context_.Write(node.record);
   AllowFreeze(node);
   for (Job* job : model_.LiveJobs()) {
     if (!job->Live() || !job->HoldsNode(node.record.id)) continue;
-    context_.Emit(*job, "notice",
-                  absl::StrCat(node.record.hostname, ": ", source,
-                               gone ? "" : absl::StrCat(", ", Name(slot.kind), " in ", Rounded(slot.left))));
+    context_.Emit(*job, "notice", words);
     context_.Dirty(*job);
     leaves_.FindLeave(*job, now);
     leaves_.LeaveStep(*job, now);

@@ -77,6 +77,45 @@ TEST_F(NoticeTest, LeavingNodeGetsNothingNew) {
   EXPECT_EQ(Sent<StartGeneration>().back().first, "1") << "taken back, it is used again";
 }
 
+NodeNotice NotHeard() {
+  return {
+      .kind = NoticeKind::kAtRisk, .source = "notices of its cloud are not heard: <html>", .id = kNotHeardId};
+}
+
+TEST_F(NoticeTest, ACloudThatIsNotHeardIsShownAndChangesNothing_B12) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromNode("1", NoticeSeen{1, NotHeard()});
+  EXPECT_THAT(Sent<AckNotice>(), SizeIs(1));
+  const auto shown = [this] {
+    return json::parse(FromClient(ClientNodes{}).json).at("nodes").at(0).at("notices");
+  };
+  ASSERT_THAT(shown(), SizeIs(1));
+  EXPECT_EQ(shown().at(0).at("kind"), "at-risk");
+  EXPECT_THAT(Sent<NoticeRanks>(), IsEmpty());
+  Pass(absl::Seconds(200), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  EXPECT_EQ(State(job), "RUNNING");
+  Submit("more 1 1");
+  EXPECT_THAT(Sent<StartGeneration>(), SizeIs(2)) << "the machine is used";
+  FromNode("1", NoticeSeen{2, {}});
+  EXPECT_THAT(shown(), IsEmpty());
+}
+
+// The agent that says it was started again, and has not heard what the one before it heard.
+TEST_F(NoticeTest, ACloudThatIsNotHeardTakesBackNoNotice_B12) {
+  Hello("1");
+  FromNode("1", NoticeSeen{1, Spot(absl::Seconds(120))});
+  FromNode("1", NoticeSeen{1, NotHeard()});
+  EXPECT_EQ(std::get<NodeRecord>(disk_.at("node/1")).notice.id, "t@1");
+  EXPECT_THAT(Sent<AckNotice>(), SizeIs(2)) << "it is not said for ever";
+  Hello("2");
+  FromNode("2", NoticeSeen{1, NotHeard()});
+  FromNode("2", NoticeSeen{2, Spot(absl::Seconds(120))});
+  EXPECT_EQ(std::get<NodeRecord>(disk_.at("node/2")).notice.id, "t@1");
+}
+
 TEST_F(NoticeTest, NoticedJobGoesOnElsewhereBeforeTheDeadlineFreeOfCharge) {
   Hello("1");
   Hello("2");

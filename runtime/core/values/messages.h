@@ -229,6 +229,13 @@ struct NodeNotice {
   bool operator==(const NodeNotice&) const = default;
 };
 
+// An alarm and no notice: the machine's agent cannot read what the cloud says, so the machine may go without
+// a word (fault B12). It is at risk by that, which an older head knows as well.
+inline constexpr char kNotHeardId[] = "not-heard";
+inline bool IsNotHeard(const NodeNotice& notice) {
+  return notice.kind == NoticeKind::kAtRisk && notice.id == kNotHeardId;
+}
+
 // ---------------------------------------------------------------- agent -> head
 
 // Processes of a job that wait on this node for another generation.
