@@ -148,7 +148,8 @@ bool ReadProcess(pid_t pid, ProcessEntry* entry) {
             start,
             state == 'Z' || state == 'X',
             stat.substr(open + 1, close - open - 1),
-            own[0] + own[1] + reaped[0] + reaped[1]};
+            own[0] + own[1] + reaped[0] + reaped[1],
+            state == 'T'};
   return true;
 }
 

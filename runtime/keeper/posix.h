@@ -43,6 +43,7 @@ struct ProcessEntry {
   bool zombie = false;
   std::string name;        // as the process calls itself: at most 15 bytes, of any kind
   uint64_t cpu_ticks = 0;  // used by it and by those of its children that it has reaped
+  bool stopped = false;    // by a signal, until another one
 };
 
 bool ReadProcess(pid_t pid, ProcessEntry* entry);
