@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <memory>
@@ -490,6 +491,51 @@ TEST_F(KeeperKeptTest, MemoryGoesFromGenerationToGeneration) {
   const UniqueFd fresh = arena(*stays, 10, kBytes, kBytes);
   ASSERT_EQ(pread(fresh.get(), found.data(), kBytes, 0), ssize_t{kBytes});
   EXPECT_EQ(found.substr(0, kBytes), std::string(kBytes, '\0'));
+}
+
+// Survivors ask for memory as soon as they have heard of a loss.
+TEST_F(KeeperKeptTest, MemoryOfADeadRankIsThatOfTheNextThatAsks) {
+  constexpr uint64_t kBytes = 1 << 20;
+  constexpr int kDie = 8;
+  Start();
+  Launch(std::vector<std::string>(1 + kDie, "exec sleep 600"), 1, 4 * kBytes);
+  for (int rank = 0; rank <= kDie; ++rank) ASSERT_NE(WaitStarted(rank), nullptr);
+  const auto stays = Staying(0);
+  const auto keeper = static_cast<pid_t>(*KeeperPid(dir_));
+  for (int rank = 1; rank <= kDie; ++rank) {
+    // Another process has the connection: this one lives on, and could have the memory mapped.
+    int word[2];
+    ASSERT_EQ(pipe(word), 0);
+    const pid_t speaks = fork();
+    if (speaks == 0) {
+      FakeRank dies(dir_);
+      dies.Hello(1, static_cast<uint32_t>(rank), Rank(rank, {}).token);
+      (void)dies.Next();
+      dies.UsedArena(100 + static_cast<uint64_t>(rank), kBytes, 4096);
+      (void)dies.Next();
+      struct stat info = {};
+      (void)fstat(dies.passed(), &info);
+      if (write(word[1], &info.st_ino, sizeof(info.st_ino)) > 0) pause();
+      _exit(1);
+    }
+    ino_t was = 0;
+    EXPECT_EQ(read(word[0], &was, sizeof(was)), static_cast<ssize_t>(sizeof(was)));
+    // The end of a process closes its connection before its parent hears of it.
+    kill(keeper, SIGSTOP);
+    kill(speaks, SIGKILL);
+    EXPECT_EQ(waitpid(speaks, nullptr, 0), speaks);
+    kill(static_cast<pid_t>(WaitStarted(rank)->pid), SIGKILL);
+    EXPECT_TRUE(Until([&] { return !Alive(WaitStarted(rank)->pid); }));
+    kill(keeper, SIGCONT);
+    for (const int end : word) close(end);
+    ASSERT_NE(WaitExit(rank), nullptr);
+    stays->UsedArena(static_cast<uint64_t>(rank), kBytes, 4096);
+    ASSERT_EQ(stays->Next().first, kKeeperArena);
+    struct stat is = {};
+    ASSERT_EQ(fstat(stays->passed(), &is), 0);
+    EXPECT_EQ(is.st_ino, was) << "of rank " << rank;
+    stays->FreeArenaOf(static_cast<uint64_t>(rank), 1);
+  }
 }
 
 // Who lives may write to what it has mapped, whatever became of its connection.

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,16 +21,6 @@ constexpr uint64_t kFaultStep = 8u << 20;
 constexpr size_t kUsedMax = 4;                 // arenas that wait for another user
 constexpr uint64_t kUsedBytesMax = 256 << 20;  // of all of them
 constexpr uint64_t kZerosMax = 16 << 20;       // that are written in a turn
-
-// Its first thread may have ended before the others, which share its memory.
-bool LivesStill(const ProcessEntry& known) {
-  ProcessEntry process;
-  if (known.pid <= 0) return true;
-  if (!ReadProcess(known.pid, &process) || process.start_time != known.start_time) return false;
-  struct stat threads = {};
-  const std::string folder = "/proc/" + std::to_string(known.pid) + "/task";
-  return !process.zombie || (stat(folder.c_str(), &threads) == 0 && threads.st_nlink > 3);
-}
 
 bool WriteZeros(int fd, uint64_t bytes) {
   static constexpr char kZeros[64 << 10] = {};

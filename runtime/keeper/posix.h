@@ -47,6 +47,9 @@ struct ProcessEntry {
 };
 
 bool ReadProcess(pid_t pid, ProcessEntry* entry);
+// Whether a thread of it lives: its first one may have ended before the others, which share its memory. True
+// where it cannot be seen.
+bool LivesStill(const ProcessEntry& known);
 std::vector<ProcessEntry> ListProcesses();
 
 // All living descendants of `root`, each with the child of `root` it descends from.

@@ -79,8 +79,8 @@ class ElasticTest(harness.GtrainTest):
             self.assertTrue(all(life[4] >= step for life in survivors), (step, survivors, seed))
             self.assertTrue(all(life[4] - life[3] <= 1 for life in survivors), f'a step at most is behind: {survivors}')
             waits += [life[5] for life in survivors]
-        # Two take turns: a keeper may hear that a dead rank's connection is closed when the next generation has its memory.
-        self.assertLess(len(set(memory)), len(memory) / 2, f'generations use memory again: {memory}, seed {seed}')
+        # Mostly it is one for all: the keeper has what a dead rank had by when the next generation asks.
+        self.assertLess(len(set(memory)), len(memory) / 4, f'generations use memory again: {memory}, seed {seed}')
         print(f'\n{kills} kills, seed {seed}: survivors were in the next generation after {statistics.median(waits) * 1000:.0f} ms in the '
               f'median, {max(waits) * 1000:.0f} ms at most', flush=True)
         self.finish('stays')
