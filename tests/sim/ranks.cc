@@ -105,23 +105,20 @@ void Ranks::Join(const RankPtr& rank) {
   AwaitTable(rank, rank->generation, ProgramOf(rank->job).join_timeout);
 }
 
+// The library answers, whatever the program does; only a process that gets no processor time does not.
 void Ranks::Revoke(const RankPtr& rank) {
   rank->over = rank->asked_to_end = true;
   (void)rank->worker->Step(core::WorkerOver{"the generation is over"}, kernel_.Now());
-  Answer(rank);
-}
-
-void Ranks::Ask(const RankPtr& rank) {
-  rank->asked = true;
-  Answer(rank);
-}
-
-// The library answers, whatever the program does; only a process that gets no processor time does not.
-void Ranks::Answer(const RankPtr& rank) {
   const int64_t mostly = ProgramOf(rank->job).letting_go;
   if (mostly == 0 || rank->stuck) return;
   const bool slow = kernel_.rng.Chance(ProgramOf(rank->job).lets_go_late);
   LetGo(rank, slow ? kernel_.Between(0, 20 * kSec) : kernel_.Between(kMs, mostly));
+}
+
+void Ranks::Ask(const RankPtr& rank) {
+  rank->asked = true;
+  const int64_t mostly = ProgramOf(rank->job).letting_go;  // it has nothing else to do
+  if (mostly > 0 && !rank->stuck) LetGo(rank, kernel_.Between(kMs, mostly));
 }
 
 void Ranks::LetGo(const RankPtr& rank, int64_t delay) {

@@ -167,7 +167,6 @@ class Ranks {
   void ComeUp(const RankPtr& rank, int64_t delay);
   void Join(const RankPtr& rank);
   void Rejoin(const RankPtr& rank, int64_t delay);
-  void Answer(const RankPtr& rank);
   void LetGo(const RankPtr& rank, int64_t delay);
   void Up(const RankPtr& rank);
   void Begin(Gang& gang, int64_t step);
