@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -20,11 +21,14 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/file.h"
+#include "base/unique_fd.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/communicator.h"
 #include "comm/exec/held_test_counts.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_world.h"
+#include "comm/shm/mapping.h"
 #include "comm/ucx/fabric.h"
 #include "comm/ucx/ucx_test_here.h"
 #include "gmock/gmock.h"
@@ -567,6 +571,54 @@ TEST_F(Forked, UcxLeavesTheProcessAsItWas) {
     }
     return absl::OkStatus();
   });
+}
+
+// How many arenas this process has mapped.
+int ArenasMapped() {
+  const absl::StatusOr<std::string> maps = ReadFile("/proc/self/maps", 1 << 20);
+  int count = 0;
+  for (size_t at = 0; maps.ok() && (at = maps->find("/arena-", at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
+// A data loader needs what the program has in memory, and nothing of what ranks say to each other.
+TEST_F(Forked, AForkedChildHasTheProgramsMemoryAlone) {
+  FakeWorld world(FakeWorld::OneNode(2));
+  ExpectAllSucceed(world, [](Communicator& c) -> absl::Status {
+    auto memory = c.Allocate(1000 * sizeof(float));
+    RETURN_IF_BAD(memory.status());
+    auto* const data = static_cast<float*>(*memory);
+    std::fill_n(data, 1000, 3.0f);
+    RETURN_IF_BAD(c.AllReduce(data, 1000, DType::kFloat32, ReduceOp::kSum));
+    if (ArenasMapped() < 2) return absl::InternalError("the test does not see arenas");
+    const pid_t child = fork();
+    if (child == 0) _exit(ArenasMapped() == 1 && data[0] == 6 && data[999] == 6 ? 0 : 1);
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (status != 0) return absl::InternalError("the child has other memory");
+    return CheckAllReduce(c, 100'000, DType::kFloat32, ReduceOp::kSum);
+  });
+}
+
+// What it has in its place is not unmapped with it.
+TEST(Mapping, IsUnmappedWhereItIs) {
+  UniqueFd fd(memfd_create("arena-of-a-test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(fd.get(), 4096), 0);
+  auto mapping = Mapping::OfFile(fd.get(), 4096);
+  ASSERT_TRUE(mapping.ok());
+  mapping->KeepFromChildren();
+  const pid_t child = fork();
+  if (child == 0) {
+    void* const own = mmap(mapping->data(), 4096, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    *mapping = Mapping();
+    if (own != MAP_FAILED) *static_cast<volatile char*>(own) = 1;
+    _exit(own == MAP_FAILED ? 1 : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  mapping->data()[0] = 1;
 }
 
 TEST_F(Forked, ForkedChildOfARankIsInert) {

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -11,7 +12,11 @@
 namespace gtrain::comm {
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ != nullptr && (only_of_ == 0 || only_of_ == getpid())) munmap(data_, bytes_);
+}
+
+void Mapping::KeepFromChildren() {
+  if (data_ != nullptr && madvise(data_, bytes_, MADV_DONTFORK) == 0) only_of_ = getpid();
 }
 
 absl::StatusOr<Mapping> Mapping::OfFile(int fd, size_t bytes) {

@@ -68,6 +68,7 @@ absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, s
                                                          uint64_t nonce, const Watch& watch) {
   std::unique_ptr<ShmGroup> group(new ShmGroup(bootstrap, std::move(ranks), std::move(names), local, nonce));
   GT_ASSIGN_OR_RETURN(group->arena_, group->Map(nonce, group->layout_.bytes, group->layout_.slots, watch));
+  group->arena_.KeepFromChildren();
   return group;
 }
 
@@ -330,6 +331,7 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
       return absl::UnavailableError(
           absl::StrCat(names_[static_cast<size_t>(local)], kClosed, ": its memory is gone"));
     }
+    memory.KeepFromChildren();
     it = of_peers_.emplace(record.arena, OfPeer{local, frees, std::move(memory)}).first;
   }
   return it->second.memory.data() + record.arena_offset;

@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <memory>
@@ -45,6 +46,35 @@ class KeeperKeptTest : public KeeperTest {
   static void Release(FakeRank& rank, uint64_t generation) {
     ASSERT_EQ(rank.Next(), std::pair(int{kKeeperRevoked}, std::string("a rank is lost")));
     rank.Send(kRankReleased, std::string(reinterpret_cast<char*>(&generation), sizeof(generation)));
+  }
+  // Begins a generation of one member, beside which others come up.
+  void LaunchBeside(int others) {
+    client_->Send(keeper::BeginGeneration{1, static_cast<uint32_t>(1 + others), 1 << 20, "note"});
+    client_->Send(Rank(0, {"sleep", "600"}));
+    for (int rank = 1; rank <= others; ++rank) {
+      keeper::StartRank beside = Rank(rank, {"sleep", "600"});
+      beside.waits = true;
+      client_->Send(beside);
+    }
+    Pump();
+    for (int rank = 0; rank <= others; ++rank) ASSERT_NE(WaitStarted(rank), nullptr);
+  }
+  // Says hello as one that comes up beside a generation.
+  void Greet(FakeRank& fake, int rank) {
+    fake.Hello(1, static_cast<uint32_t>(rank), Rank(rank, {}).token);
+    const auto [kind, abilities] = fake.Next();
+    EXPECT_EQ(kind, kKeeperWelcome);
+    EXPECT_NE(abilities[0] & kKeeperYouWait, 0);
+    EXPECT_EQ(fake.Next().first, kKeeperRevoked) << "it is between two generations";
+  }
+  static void ComeUp(FakeRank& fake) {
+    fake.Send(kRankStays, "");
+    Answer(fake);
+  }
+  static void Answer(FakeRank& fake) { fake.Send(kRankReleased, std::string(8, '\1')); }
+  const keeper::Ready* WaitReady(int rank, uint64_t generation = 1) {
+    return Wait<keeper::Ready>(
+        [=](const keeper::Ready& ready) { return ready.rank == rank && ready.generation == generation; });
   }
   // The process that was born as this rank goes on as `rank`, beside none.
   void GoOn(uint64_t generation, int rank, uint64_t born, int born_rank,
@@ -115,38 +145,22 @@ TEST_F(KeeperKeptTest, AProcessThatStaysGoesOnAsAnotherRank) {
 // Beside a generation: it is told that it waits, its end ends nothing, and it becomes a member later.
 TEST_F(KeeperKeptTest, AProcessThatComesUpBesideAGenerationJoinsALaterOne) {
   Start();
-  client_->Send(keeper::BeginGeneration{1, 3, 1 << 20, "note"});
-  client_->Send(Rank(0, {"sleep", "600"}));
-  for (const int rank : {1, 2}) {
-    keeper::StartRank beside = Rank(rank, {"sleep", "600"});
-    beside.waits = true;
-    client_->Send(beside);
-  }
-  Pump();
-  for (int rank = 0; rank < 3; ++rank) ASSERT_NE(WaitStarted(rank), nullptr);
+  LaunchBeside(2);
   const int64_t pid = WaitStarted(1)->pid, late = WaitStarted(2)->pid;
   const auto stays = Staying(0);
-  const auto wait = [&](FakeRank& fake, uint64_t generation, int rank, const std::string& token) {
-    fake.Hello(generation, static_cast<uint32_t>(rank), token);
-    const auto [kind, abilities] = fake.Next();
-    EXPECT_EQ(kind, kKeeperWelcome);
-    EXPECT_NE(abilities[0] & kKeeperYouWait, 0);
-    EXPECT_EQ(fake.Next().first, kKeeperRevoked) << "it is between two generations";
-  };
   FakeRank waits(dir_);
-  wait(waits, 1, 1, Rank(1, {}).token);
-  waits.Send(kRankReleased, std::string(8, '\1'));
-  EXPECT_NE(Wait<keeper::Ready>([](const keeper::Ready& ready) { return ready.rank == 0; }), nullptr)
-      << "of a member it is told when it says so";
+  Greet(waits, 1);
+  Answer(waits);
+  EXPECT_NE(WaitReady(0), nullptr) << "of a member it is told when it says so";
   const auto is_it = [](const keeper::Ready& ready) { return ready.rank == 1; };
   EXPECT_EQ(Wait<keeper::Ready>(is_it, absl::Milliseconds(200)), nullptr)
       << "who does not say that it stays cannot go on";
-  waits.Send(kRankStays, "");
-  waits.Send(kRankReleased, std::string(8, '\1'));
-  ASSERT_NE(Wait<keeper::Ready>([](const keeper::Ready& ready) { return ready.rank == 1; }), nullptr);
+  ComeUp(waits);
+  ASSERT_NE(WaitReady(1), nullptr);
   // The generation ends. Neither of them is ended, whether it has come up or not.
   EndKeeping(1);
   Release(*stays, 1);
+  Answer(waits);
   const auto* gone = WaitGone();
   ASSERT_NE(gone, nullptr);
   EXPECT_THAT(gone->kept, ::testing::UnorderedElementsAre(keeper::Kept{1, 0}, keeper::Kept{1, 1}));
@@ -166,18 +180,42 @@ TEST_F(KeeperKeptTest, AProcessThatComesUpBesideAGenerationJoinsALaterOne) {
   for (int kind = waits.Next().first; kind != kKeeperMember; kind = waits.Next().first)
     ASSERT_EQ(kind, kKeeperRevoked);
   FakeRank comes(dir_);  // with the number under which it was started
-  wait(comes, 1, 2, Rank(2, {}).token);
-  comes.Send(kRankStays, "");
-  comes.Send(kRankReleased, std::string(8, '\1'));
-  ASSERT_NE(Wait<keeper::Ready>(
-                [](const keeper::Ready& ready) { return ready.generation == 2 && ready.rank == 1; }),
-            nullptr);
+  Greet(comes, 2);
+  ComeUp(comes);
+  ASSERT_NE(WaitReady(1, 2), nullptr);
   // A stop does not let it wait for who saves.
   End(keeper::End::kStop, 600'000, 2);
   ASSERT_NE(WaitExit(1, 2), nullptr);
   EXPECT_TRUE(Alive(pid)) << "it may save";
   End(keeper::End::kStopNow, 0, 2);
   ASSERT_NE(WaitGone(2), nullptr);
+}
+
+// P1: those that go on would wait for it. One that is stopped now came up like the other.
+TEST_F(KeeperKeptTest, WhoWaitsAndDoesNotAnswerIsNotCountedOn_P1) {
+  Start();
+  LaunchBeside(2);
+  const int64_t answers = WaitStarted(1)->pid, hangs = WaitStarted(2)->pid;
+  const auto stays = Staying(0);
+  FakeRank one(dir_), other(dir_);
+  Greet(one, 1);
+  Greet(other, 2);
+  ComeUp(one);
+  ComeUp(other);
+  ASSERT_NE(WaitReady(1), nullptr);
+  ASSERT_NE(WaitReady(2), nullptr);
+  EndKeeping(1, 1000);
+  Release(*stays, 1);
+  EXPECT_EQ(one.Next().first, kKeeperRevoked);
+  Answer(one);
+  const auto* gone = WaitGone();
+  ASSERT_NE(gone, nullptr);
+  EXPECT_THAT(gone->kept, ::testing::UnorderedElementsAre(keeper::Kept{1, 0}, keeper::Kept{1, 1}));
+  EXPECT_THAT(gone->coming, IsEmpty());
+  EXPECT_TRUE(Alive(answers));
+  EXPECT_FALSE(Alive(hangs));
+  ASSERT_NE(WaitExit(2), nullptr);
+  EXPECT_EQ(WaitExit(2)->cause, Cause::kStopped) << "it is no crash";
 }
 
 // An agent that no head takes lets the lease never run out, and gives it no place either.
@@ -369,8 +407,35 @@ TEST_F(KeeperKeptTest, WhoCannotGoOnHasEnded_P1) {
   const auto* exit = WaitExit(0, generation + 1);
   ASSERT_NE(exit, nullptr);
   EXPECT_EQ(exit->cause, Cause::kLost);
-  EXPECT_EQ(exit->message, words(static_cast<int>(generation), ""));
+  EXPECT_THAT(exit->message, HasSubstr("does not answer any more"));
   EXPECT_TRUE(ends(pid)) << "and it has no place";
+}
+
+// P1: nor can one that was stopped meanwhile.
+TEST_F(KeeperKeptTest, WhoIsStoppedWhileItWaitsIsLost_P1) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  const auto pid = static_cast<pid_t>(WaitStarted(0)->pid);
+  const auto stays = Staying(0);
+  EndKeeping(1);
+  Release(*stays, 1);
+  ASSERT_NE(WaitGone(), nullptr);
+  kill(pid, SIGSTOP);
+  ASSERT_TRUE(Until([&] {
+    keeper::ProcessEntry process;
+    return keeper::ReadProcess(pid, &process) && process.stopped;
+  }));
+  GoOn(2, 0, 1, 0);
+  const auto* exit = WaitExit(0, 2);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kLost);
+  EXPECT_EQ(exit->message,
+            "its process, which was started as rank 0 of generation 1, does not answer any more");
+  EXPECT_TRUE(Until([&] {
+    Pump();
+    return !Alive(pid);
+  })) << "and it has no place";
 }
 
 // The memory of a communicator whose users have unmapped it or died is that of the next one, in another
@@ -426,6 +491,51 @@ TEST_F(KeeperKeptTest, MemoryGoesFromGenerationToGeneration) {
   const UniqueFd fresh = arena(*stays, 10, kBytes, kBytes);
   ASSERT_EQ(pread(fresh.get(), found.data(), kBytes, 0), ssize_t{kBytes});
   EXPECT_EQ(found.substr(0, kBytes), std::string(kBytes, '\0'));
+}
+
+// Survivors ask for memory as soon as they have heard of a loss.
+TEST_F(KeeperKeptTest, MemoryOfADeadRankIsThatOfTheNextThatAsks) {
+  constexpr uint64_t kBytes = 1 << 20;
+  constexpr int kDie = 8;
+  Start();
+  Launch(std::vector<std::string>(1 + kDie, "exec sleep 600"), 1, 4 * kBytes);
+  for (int rank = 0; rank <= kDie; ++rank) ASSERT_NE(WaitStarted(rank), nullptr);
+  const auto stays = Staying(0);
+  const auto keeper = static_cast<pid_t>(*KeeperPid(dir_));
+  for (int rank = 1; rank <= kDie; ++rank) {
+    // Another process has the connection: this one lives on, and could have the memory mapped.
+    int word[2];
+    ASSERT_EQ(pipe(word), 0);
+    const pid_t speaks = fork();
+    if (speaks == 0) {
+      FakeRank dies(dir_);
+      dies.Hello(1, static_cast<uint32_t>(rank), Rank(rank, {}).token);
+      (void)dies.Next();
+      dies.UsedArena(100 + static_cast<uint64_t>(rank), kBytes, 4096);
+      (void)dies.Next();
+      struct stat info = {};
+      (void)fstat(dies.passed(), &info);
+      if (write(word[1], &info.st_ino, sizeof(info.st_ino)) > 0) pause();
+      _exit(1);
+    }
+    ino_t was = 0;
+    EXPECT_EQ(read(word[0], &was, sizeof(was)), static_cast<ssize_t>(sizeof(was)));
+    // The end of a process closes its connection before its parent hears of it.
+    kill(keeper, SIGSTOP);
+    kill(speaks, SIGKILL);
+    EXPECT_EQ(waitpid(speaks, nullptr, 0), speaks);
+    kill(static_cast<pid_t>(WaitStarted(rank)->pid), SIGKILL);
+    EXPECT_TRUE(Until([&] { return !Alive(WaitStarted(rank)->pid); }));
+    kill(keeper, SIGCONT);
+    for (const int end : word) close(end);
+    ASSERT_NE(WaitExit(rank), nullptr);
+    stays->UsedArena(static_cast<uint64_t>(rank), kBytes, 4096);
+    ASSERT_EQ(stays->Next().first, kKeeperArena);
+    struct stat is = {};
+    ASSERT_EQ(fstat(stays->passed(), &is), 0);
+    EXPECT_EQ(is.st_ino, was) << "of rank " << rank;
+    stays->FreeArenaOf(static_cast<uint64_t>(rank), 1);
+  }
 }
 
 // Who lives may write to what it has mapped, whatever became of its connection.

@@ -2,11 +2,13 @@
 // checkpoints.
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -268,6 +270,34 @@ TEST_F(KeeperTest, ArenasAreSharedSizedAndLimited) {
 }
 
 // The room of an arena is free again when all that asked for it have freed it or gone, and not before.
+// Many small ones take descriptors, of which each rank needs some.
+TEST_F(KeeperTest, ArenasAreAsManyAsTheKeeperHasDescriptorsFor) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank rank(dir_);
+  Welcome(&rank);
+  rlimit files = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const uint64_t most = std::min<uint64_t>(4096, files.rlim_max / 4);
+  for (uint64_t id = 1; id <= most; ++id) {
+    rank.Arena(id, 1);
+    ASSERT_EQ(rank.Next().first, kKeeperArena) << id;
+  }
+  rank.Arena(0, 1);
+  EXPECT_EQ(rank.Next(), std::pair(int{kKeeperRefused},
+                                   absl::StrCat("arena 0 is one too many: the ranks of a job may have ", most,
+                                                " on a machine, one for each communicator; close those that "
+                                                "are not needed any more")));
+  rank.Arena(1, 1);
+  EXPECT_EQ(rank.Next().first, kKeeperArena) << "one that is there";
+  rank.FreeArena(1);
+  rank.Arena(0, 1);
+  EXPECT_EQ(rank.Next().first, kKeeperArena);
+  Launch({"exec sleep 600"}, 2);
+  EXPECT_NE(WaitStarted(0, 2), nullptr) << "the keeper goes on";
+}
+
 TEST_F(KeeperTest, AnArenaGoesWithItsLastUser) {
   constexpr uint64_t kAll = 1 << 20;
   Start();

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,15 +22,15 @@ constexpr uint64_t kFaultStep = 8u << 20;
 constexpr size_t kUsedMax = 4;                 // arenas that wait for another user
 constexpr uint64_t kUsedBytesMax = 256 << 20;  // of all of them
 constexpr uint64_t kZerosMax = 16 << 20;       // that are written in a turn
+// One on this machine for each communicator of its ranks that is not closed. More than 2,048 are the pairs of
+// as many ranks as an agent starts.
+constexpr uint64_t kArenasMax = 4096;
 
-// Its first thread may have ended before the others, which share its memory.
-bool LivesStill(const ProcessEntry& known) {
-  ProcessEntry process;
-  if (known.pid <= 0) return true;
-  if (!ReadProcess(known.pid, &process) || process.start_time != known.start_time) return false;
-  struct stat threads = {};
-  const std::string folder = "/proc/" + std::to_string(known.pid) + "/task";
-  return !process.zombie || (stat(folder.c_str(), &threads) == 0 && threads.st_nlink > 3);
+// Each is a descriptor: the most of those are for ranks, their pipes and connections.
+uint64_t MostArenas() {
+  rlimit files = {};
+  return getrlimit(RLIMIT_NOFILE, &files) == 0 ? std::min<uint64_t>(kArenasMax, files.rlim_cur / 4)
+                                               : kArenasMax;
 }
 
 bool WriteZeros(int fd, uint64_t bytes) {
@@ -45,6 +45,8 @@ bool WriteZeros(int fd, uint64_t bytes) {
 }
 
 }  // namespace
+
+Arenas::Arenas(Context& context) : context_(context), arenas_max_(MostArenas()) {}
 
 // The one that is the nearest in size, which becomes what is asked for.
 bool Arenas::TakeUsed(const RankUsedArenaRequest& request, Arena* arena) {
@@ -74,6 +76,11 @@ Arenas::Arena* Arenas::Make(const GenerationRecord& record, const RankUsedArenaR
   if (request.bytes == 0 || request.bytes > most || total > most || request.zeros > request.bytes) {
     *why = " of " + std::to_string(request.bytes) + " bytes does not fit: this job may use " +
            std::to_string(most) + " bytes a node; raise resources.shm in the job file";
+    return nullptr;
+  }
+  if (arenas_.size() >= arenas_max_) {
+    *why = " is one too many: the ranks of a job may have " + std::to_string(arenas_max_) +
+           " on a machine, one for each communicator; close those that are not needed any more";
     return nullptr;
   }
   Arena arena;

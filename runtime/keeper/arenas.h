@@ -26,7 +26,7 @@ namespace gtrain::keeper {
 
 class Arenas {
  public:
-  explicit Arenas(Context& context) : context_(context) {}
+  explicit Arenas(Context& context);
 
   // Answers the rank with the memory, or with the reason why not.
   void Ask(RankConnection& connection, const RankUsedArenaRequest& request);
@@ -57,6 +57,7 @@ class Arenas {
   std::map<Number, Arena>::iterator Drop(std::map<Number, Arena>::iterator arena);
 
   Context& context_;
+  const uint64_t arenas_max_;
   std::map<Number, Arena> arenas_;
   std::list<Arena> used_;   // which nobody has mapped, the newest first
   uint64_t bytes_max_ = 0;  // of a generation of this job, the newest one that asked

@@ -134,10 +134,12 @@ void Connections::WriteAll() {
   for (auto& connection : all_) Write(*connection);
 }
 
-void Connections::Sweep(const std::function<void(const RankConnection&)>& leave) {
+void Connections::Sweep(Which which, const std::function<void(const RankConnection&)>& leave) {
   std::erase_if(all_, [&](const auto& connection) {
     const bool silent = !connection->proved() && context_.now_ms - connection->opened_ms > kHelloMs;
     if (!connection->broken) return silent;
+    // Its end closes what a process has open before it is seen to be dead.
+    if (which == Which::kOfTheDead && LivesStill(connection->peer)) return false;
     leave(*connection);
     const auto it = of_rank_.find({connection->generation, connection->rank});
     if (it != of_rank_.end() && it->second == connection.get()) of_rank_.erase(it);

@@ -78,7 +78,8 @@ class Connections {
   void WriteAll();
   // Destroys broken connections, after `leave` has heard of them, and those that have not said for long whose
   // they are.
-  void Sweep(const std::function<void(const RankConnection&)>& leave);
+  enum class Which { kAll, kOfTheDead };
+  void Sweep(Which which, const std::function<void(const RankConnection&)>& leave);
   void AddFds(std::vector<pollfd>* fds) const;
   // A connection is broken, or is to prove soon whose it is.
   bool MoreToDo() const;

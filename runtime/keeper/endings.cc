@@ -48,6 +48,8 @@ void Endings::Begin(GenerationRecord& record, const How& how) {
       mode == End::kStop;  // they were asked to save; the signal comes near the end of the grace
   record.term_at_ms = wait_for_sdk ? now + grace_ms - std::min<int64_t>(5000, grace_ms / 4) : 0;
   TermRanks(record, !wait_for_sdk);
+  // Those that wait beside it have let go long ago. The word that was just sent asks them, too.
+  for (auto& [number, rank] : record.ranks) rank->asked = record.keep && rank->spec.waits && rank->released;
 }
 
 void Endings::TermRanks(GenerationRecord& record, bool also_sdk) {

@@ -21,7 +21,7 @@ bool GenerationRecord::AllLetGo() const {
   if (AllEnded() || !keep) return AllEnded();
   return std::all_of(ranks.begin(), ranks.end(), [](const auto& item) {
     const RankProcess& rank = *item.second;
-    return rank.exit || ((rank.released || rank.MayCome()) && !rank.termed);
+    return rank.exit || rank.LetsGo();
   });
 }
 

@@ -52,6 +52,7 @@ struct RankProcess {
   bool sdk = false;
   bool stays = false;     // it can go on in another generation
   bool released = false;  // nothing that it sends belongs to the generation any more (yet: spec.waits)
+  bool asked = false;     // it waits, and was asked at the end of its generation whether it still answers
   bool termed = false;    // it got SIGTERM from us
   std::vector<ProcessEntry> apart;  // and so did these, which its shell runs in other process groups
   std::deque<RelayUp> relays;       // not acknowledged
@@ -60,6 +61,9 @@ struct RankProcess {
 
   // It waits for a place, runs, and has not come up yet.
   bool MayCome() const { return spec.waits && !released && pid > 0 && !exit; }
+  // Its generation waits for it no more, and it may be in the next one. One that came up long ago and does
+  // not answer now would hold up all that go on with it.
+  bool LetsGo() const { return !termed && ((released && !asked) || MayCome()); }
 };
 
 enum class Phase {

@@ -186,6 +186,8 @@ void Keeper::Turn() {
   helpers_.Pump();
   children_.TakeStarted();
   children_.Reap();
+  // Before ranks are heard: the memory of one that has just died is that of the next that asks for some.
+  Sweep(Connections::Which::kOfTheDead);
   context_.agent.Accept(context_.now_ms);
   context_.agent.Read(context_.now_ms, [this](Command command) { Handle(std::move(command)); });
   for (auto& [generation, record] : context_.generations) ranks_.StartPrepared(record);
@@ -214,8 +216,12 @@ void Keeper::Tick() {
   CheckFence();
   consoles_.CloseLonelyInputs();
   if (!context_.agent.attached() && !quitting_ && context_.now_ms >= next_look_ms_) LookAfterSockets();
-  connections_.Sweep([this](const RankConnection& connection) { arenas_.FreeAllOf(connection); });
+  Sweep(Connections::Which::kAll);
   context_.tick_wanted = writing || logs.handed() != handed || MoreToDo();
+}
+
+void Keeper::Sweep(Connections::Which which) {
+  connections_.Sweep(which, [this](const RankConnection& connection) { arenas_.FreeAllOf(connection); });
 }
 
 // Something waits for its time, or for room. Without it the keeper sleeps until something happens.

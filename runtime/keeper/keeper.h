@@ -47,6 +47,7 @@ class Keeper {
   bool TakeSignals();
   void Turn();
   void Tick();
+  void Sweep(Connections::Which which);
   int WaitMs() const;
   int WaitForOthersMs() const;  // than streams
   bool MoreToDo() const;

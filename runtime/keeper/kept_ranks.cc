@@ -42,6 +42,12 @@ void TakeOver(StartRank& spec, StartRank& start) {
   spec.waits = start.waits;
 }
 
+// By a signal (SIGSTOP): what it is told it hears when another one lets it go on.
+bool IsStopped(pid_t pid) {
+  ProcessEntry process;
+  return ReadProcess(pid, &process) && process.stopped;
+}
+
 // Its threads run where its new place is; where that is bound to nothing, where the keeper itself may.
 void BindThreads(pid_t pid, const std::vector<int32_t>& cpus) {
   cpu_set_t set;
@@ -66,7 +72,7 @@ void KeptRanks::Take(GenerationRecord& record) {
   const uint64_t generation = record.begin.generation;
   for (auto it = record.ranks.begin(); it != record.ranks.end();) {
     RankProcess& rank = *it->second;
-    if (rank.exit || rank.termed || !(rank.released || rank.MayCome())) {
+    if (rank.exit || !rank.LetsGo()) {
       ++it;
       continue;
     }
@@ -80,16 +86,20 @@ void KeptRanks::Take(GenerationRecord& record) {
   }
 }
 
-bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
-  const Kept born{start.born, start.born_rank};
-  const auto it = std::find_if(kept_.begin(), kept_.end(), [&](const auto& item) {
+std::map<int, KeptRanks::Waiting>::iterator KeptRanks::Find(const Kept& born) {
+  return std::find_if(kept_.begin(), kept_.end(), [&](const auto& item) {
     return item.second.rank->born == born && item.second.kill_at_ms == 0;
   });
+}
+
+bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
+  const auto it = Find(Kept{start.born, start.born_rank});
   if (it == kept_.end()) return false;
   RankConnection* connection = connections_.Of(kNoGeneration, it->first);
   const bool joins = !start.waits;
   // Nobody can tell it: End comes to it.
-  if (joins && (connection == nullptr || !it->second.rank->released)) return false;
+  if (joins && (connection == nullptr || !it->second.rank->released || IsStopped(it->second.rank->pid)))
+    return false;
   std::unique_ptr<RankProcess> rank = std::move(it->second.rank);
   connections_.Rename({kNoGeneration, it->first}, {start.generation, start.rank});
   kept_.erase(it);
@@ -113,7 +123,8 @@ Exited KeptRanks::TakeDeath(const Kept& born) {
   Exited lost;
   lost.cause = Cause::kLost;
   lost.message = "its process, which was started as rank " + std::to_string(born.born_rank) +
-                 " of generation " + std::to_string(born.born) + ", is not there any more";
+                 " of generation " + std::to_string(born.born) +
+                 (Find(born) != kept_.end() ? ", does not answer any more" : ", is not there any more");
   if (it == deaths_.end()) return lost;
   // A code of 0 or 75 as well: the rank has not done its part in a generation that it never heard of.
   lost.pid = it->second.pid;

@@ -71,6 +71,8 @@ class KeptRanks final : public ChildOwner {
     bool killed = false;
   };
 
+  // Of those that are not ended.
+  std::map<int, Waiting>::iterator Find(const Kept& born);
   void End(Waiting& waiting, int64_t grace_ms, std::vector<ProcessEntry>* processes);
   void EndOrphans();
   void EndForgotten();

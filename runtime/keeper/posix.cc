@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <termios.h>
@@ -148,8 +149,18 @@ bool ReadProcess(pid_t pid, ProcessEntry* entry) {
             start,
             state == 'Z' || state == 'X',
             stat.substr(open + 1, close - open - 1),
-            own[0] + own[1] + reaped[0] + reaped[1]};
+            own[0] + own[1] + reaped[0] + reaped[1],
+            state == 'T'};
   return true;
+}
+
+bool LivesStill(const ProcessEntry& known) {
+  ProcessEntry process;
+  if (known.pid <= 0) return true;
+  if (!ReadProcess(known.pid, &process) || process.start_time != known.start_time) return false;
+  struct stat threads = {};
+  const std::string folder = "/proc/" + std::to_string(known.pid) + "/task";
+  return !process.zombie || (stat(folder.c_str(), &threads) == 0 && threads.st_nlink > 3);
 }
 
 std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid) {

@@ -43,9 +43,13 @@ struct ProcessEntry {
   bool zombie = false;
   std::string name;        // as the process calls itself: at most 15 bytes, of any kind
   uint64_t cpu_ticks = 0;  // used by it and by those of its children that it has reaped
+  bool stopped = false;    // by a signal, until another one
 };
 
 bool ReadProcess(pid_t pid, ProcessEntry* entry);
+// Whether a thread of it lives: its first one may have ended before the others, which share its memory. True
+// where it cannot be seen.
+bool LivesStill(const ProcessEntry& known);
 std::vector<ProcessEntry> ListProcesses();
 
 // All living descendants of `root`, each with the child of `root` it descends from.

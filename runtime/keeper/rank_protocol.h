@@ -29,6 +29,7 @@
 // kKeeperMember gives it the environment that a new process of its next rank would have, or it is ended. Only
 // a keeper whose welcome says kKeeperKeepsRanks knows these. A process that comes up beside a generation is
 // told so in its welcome (kKeeperYouWait), and kKeeperRevoked follows at once: it is between two generations.
+// While it waits it answers each kKeeperRevoked, which says that it could still go on.
 // kRankFreeArena: the rank has unmapped an arena. Only a keeper whose welcome says kKeeperFreesArenas knows
 // it. One that says kKeeperReusesArenas also takes kRankUsedArena, which asks for memory whose bytes need not
 // all be zeros: it may have been another arena's, of any generation, that all of its users have unmapped. To

@@ -125,6 +125,7 @@ void RankSocket::OnArena(RankConnection& connection, uint16_t kind, const char* 
 void RankSocket::OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {
   RankProcess* rank = ProcessOf(connection);
   if (rank == nullptr) return;
+  if (kind == kRankReleased) rank->asked = false;
   if (kind == kRankStays) {
     rank->stays = true;
     if (!rank->spec.waits) context_.agent.Tell(Ready{connection.generation, connection.rank});

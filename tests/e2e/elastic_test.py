@@ -79,8 +79,8 @@ class ElasticTest(harness.GtrainTest):
             self.assertTrue(all(life[4] >= step for life in survivors), (step, survivors, seed))
             self.assertTrue(all(life[4] - life[3] <= 1 for life in survivors), f'a step at most is behind: {survivors}')
             waits += [life[5] for life in survivors]
-        # Two take turns: a keeper may hear that a dead rank's connection is closed when the next generation has its memory.
-        self.assertLess(len(set(memory)), len(memory) / 2, f'generations use memory again: {memory}, seed {seed}')
+        # Mostly it is one for all: the keeper has what a dead rank had by when the next generation asks.
+        self.assertLess(len(set(memory)), len(memory) / 4, f'generations use memory again: {memory}, seed {seed}')
         print(f'\n{kills} kills, seed {seed}: survivors were in the next generation after {statistics.median(waits) * 1000:.0f} ms in the '
               f'median, {max(waits) * 1000:.0f} ms at most', flush=True)
         self.finish('stays')
@@ -170,6 +170,28 @@ class ElasticTest(harness.GtrainTest):
         wait_until('a third one', lambda: [rank['pid'] for rank in self.newcomers('spare') if rank['state'] != 'exited'])
         self.assertEqual(set(self.await_members(3).values()), set(after.values()), 'nobody but the spare is another one')
         self.finish('spare')
+        self.end_local_cluster()
+
+    def test_a_spare_that_does_not_answer_is_not_counted_on(self):
+        """P1: it came up and was stopped then. Who goes on does not wait for it, and it is no crash."""
+        self.launch('silent', '{min: 2, max: 3}', 'in-place, spares: 1')
+        self.await_members(2)
+        self.gtrain('scale', '-n', '3', 'silent', '--now')
+        before = self.await_members(3)
+        spare = wait_until('a spare', lambda: [rank['pid'] for rank in self.newcomers('silent') if rank['state'] == 'waiting'])[0]
+        os.kill(spare, signal.SIGSTOP)
+        wait_until('its stop', lambda: b') T' in harness.read_proc(spare, 'stat'))
+        os.kill(before[0], signal.SIGKILL)
+        two = self.await_members(2, but=[before[0], spare])
+        self.assertLess(set(two.values()), set(before.values()), 'the survivors')
+        wait_until('the end of the spare', lambda: not harness.alive(spare))
+        after = self.await_members(3, but=[before[0], spare])
+        self.assertLess(set(two.values()), set(after.values()))
+        self.await_steps(10)
+        self.assertEqual(self.job('silent')['restarts'], 1, 'the rank that was killed')
+        events = self.read(glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'events.jsonl'))[0])
+        self.assertNotIn('its program hangs', events)
+        self.finish('silent')
         self.end_local_cluster()
 
     def test_spares_of_a_program_that_does_not_stay_disturb_nobody(self):

@@ -24,6 +24,12 @@ bool HasSession(const RankProcess& process) {
 // It waits beside its generation and could go on.
 bool IsReady(const RankProcess& process) { return process.waits && process.released && process.alive; }
 
+// Its generation waits for it no more, and it may be in the next one.
+bool LetsGo(const RankProcess& process) {
+  const bool may_come = process.waits && !process.released;
+  return process.alive && !process.termed && ((process.released && !process.asked) || may_come);
+}
+
 std::string Variable(const keeper::StartRank& start, const std::string& wanted) {
   for (const auto& [name, value] : start.env) {
     if (name == wanted) return value;
@@ -280,7 +286,14 @@ void KeeperModel::Connect(const RankPtr& process, uint64_t number, int which) {
 
 // Nothing that it says belongs to its generation any more.
 void KeeperModel::Released(const RankPtr& process) {
-  if (process->waits) return ComesUp(process);
+  if (process->waits) {
+    const bool answers = std::exchange(process->asked, false);
+    ComesUp(process);
+    if (answers)
+      kernel_.After(kMs,
+                    [self = shared_from_this(), number = process->generation] { self->Advance(number); });
+    return;
+  }
   const auto it = generations_.find(process->generation);
   if (!alive_ || it == generations_.end() || !it->second.ranks.contains(process->rank)) return;
   if (it->second.ranks.at(process->rank).process != process) return;
@@ -299,7 +312,7 @@ void KeeperModel::Take(Generation& generation) {
   const std::weak_ptr<KeeperModel> self = shared_from_this();
   for (auto it = generation.ranks.begin(); it != generation.ranks.end();) {
     const RankPtr process = it->second.process;
-    if (it->second.exit || process->termed || !process->alive || !(process->released || process->waits)) {
+    if (it->second.exit || !LetsGo(*process)) {
       ++it;
       continue;
     }
@@ -331,7 +344,8 @@ bool KeeperModel::GoOn(Generation& generation, const keeper::StartRank& start) {
     return false;
   }
   const RankPtr process = it->process;
-  if (!start.waits && (process->deaf || !process->released)) return false;  // nobody can tell it
+  if (!start.waits && (process->deaf || process->stopped || !process->released))
+    return false;  // nobody can tell it
   kept_.erase(it);
   if (start.waits) {
     WaitOn(process, generation, start);
@@ -470,12 +484,16 @@ void KeeperModel::End(uint64_t number, Generation& generation, const How& how) {
   generation.mode = mode;
   generation.phase = Phase::kEnding;
   const uint64_t kill = ++generation.kill_number;
+  // Where processes go on from generation to generation, all ranks are needed to save.
+  const bool goes_on = std::ranges::any_of(
+      generation.ranks, [](const auto& item) { return item.second.process->stays && !item.second.exit; });
   const std::vector<RankPtr> processes = [&] {
     std::vector<RankPtr> list;
     for (auto& [which, rank] : generation.ranks) {
       const RankProcess& process = *rank.process;
       const bool spared = generation.keep && (process.stays || process.waits) && process.alive;
       if (spared && !process.waits && !process.asked_to_end) ranks_.Revoke(rank.process);
+      if (spared && process.waits && process.released) ranks_.Ask(rank.process);
       if (spared) continue;
       list.push_back(rank.process);
     }
@@ -485,8 +503,9 @@ void KeeperModel::End(uint64_t number, Generation& generation, const How& how) {
   kernel_.After(20 * kMs, [self = shared_from_this(), number] { self->Advance(number); });
   const int64_t grace = mode == keeper::End::kStopNow ? 0 : how.grace;
   if (mode == keeper::End::kStop && grace > 0) {
-    // SDK ranks are told to save; the others get SIGTERM.
-    for (const RankPtr& process : processes) ranks_.Term(process, process->worker.has_value());
+    // SDK ranks are told to save; the others, and those that wait beside them, get SIGTERM.
+    for (const RankPtr& process : processes)
+      ranks_.Term(process, (process->worker || goes_on) && !process->waits);
   } else if (grace > 0) {
     for (const RankPtr& process : processes) ranks_.Term(process, false);
   }
@@ -524,11 +543,8 @@ void KeeperModel::Advance(uint64_t number) {
   const auto it = generations_.find(number);
   if (it != generations_.end() && it->second.phase != Phase::kGone) {
     Generation& generation = it->second;
-    const bool let_go = std::ranges::all_of(generation.ranks, [](const auto& item) {
-      const RankProcess& process = *item.second.process;
-      const bool lets_go = process.released || (process.waits && process.alive);
-      return item.second.exit || (lets_go && !process.termed);
-    });
+    const bool let_go = std::ranges::all_of(
+        generation.ranks, [](const auto& item) { return item.second.exit || LetsGo(*item.second.process); });
     if (generation.phase == Phase::kEnding && generation.keep && let_go) Take(generation);
     const bool exited = std::all_of(generation.ranks.begin(), generation.ranks.end(),
                                     [](const auto& item) { return item.second.exit.has_value(); });

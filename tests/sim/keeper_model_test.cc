@@ -5,7 +5,7 @@
 // A life is made of batches. All commands of a batch are in the keeper's socket at once and it reads them in
 // one turn, so their order is the whole truth; between batches the keeper comes to the rest that the model
 // foretells. Ranks are this program itself (RankMain); where one speaks to its keeper, says that it stays or
-// lets go of its generation, the test does it.
+// lets go of its generation, the test does it. Some wait beside their generation.
 //
 //   GTRAIN_KEEPER_LIVES=N   how many lives (make test: as many as fit into 20 s, at most 300)
 //   GTRAIN_KEEPER_SEED=N    the first one's seed
@@ -53,6 +53,7 @@ enum class Does { kExits, kSleeps, kIgnoresTerm, kExitsOnTerm, kNoProgram };
 struct Script {
   Does does = Does::kSleeps;
   int code = 0;
+  bool waits = false;  // StartRank::waits of the rank that is so called
 };
 
 const char* Name(Does does) {
@@ -136,7 +137,12 @@ class Model {
     process->up = true;
     process->relay(json);
   }
-  void Stay(const RankKey& its_birth) { Process(its_birth)->stays = true; }
+  void Stay(const RankKey& its_birth) {
+    const RankPtr process = Process(its_birth);
+    if (!process->worker) process->worker.emplace(1);
+    process->stays = true;
+  }
+  void Stop(const RankKey& its_birth) { Process(its_birth)->stopped = true; }
   void LetGo(const RankKey& its_birth) {
     const RankPtr process = Process(its_birth);
     if (process->let_go) process->let_go();
@@ -150,15 +156,21 @@ class Model {
     const RankPtr process = Process(born.at(key));
     return process->stays && process->over;
   }
-  // Ranks that have a session, stay, and have not let go of a generation that is over, or of one that is not.
-  std::set<RankKey> Staying(bool told) const {
+  bool Deaf(const RankKey& key) const { return Process(born.at(key))->deaf; }
+  // Ranks that are to let go: members that stay of a generation that is over, those that wait beside one and
+  // have not come up, or are asked whether they still answer.
+  std::set<RankKey> Staying() const {
     std::set<RankKey> names;
     for (const RankPtr& process : keeper_->Processes()) {
-      if (process->stays && !process->kept && !process->released && process->over == told)
+      const bool member = !process->released && process->over;
+      const bool beside = process->waits && (!process->released || process->asked);
+      if (process->stays && !process->kept && !process->deaf && (member || beside))
         names.insert({process->generation, process->rank});
     }
     return names;
   }
+  // Those that wait beside a generation.
+  bool Beside(const RankKey& key) const { return Process(born.at(key))->waits; }
 
   std::map<RankKey, Script> scripts;  // by birth
   std::map<RankKey, RankKey> born;    // as which the process of a rank was started
@@ -184,7 +196,8 @@ class Model {
     const Script script = scripts.at(Born(*process));
     if (script.does == Does::kExits) ranks_.KillProcess(process, keeper::Cause::kExited, script.code, 0);
     if (script.does == Does::kNoProgram) ranks_.KillProcess(process, keeper::Cause::kStartFailed, 127, 0);
-    const bool only_told_to_save = process->worker && !process->over;
+    if (process->stopped) return;
+    const bool only_told_to_save = !process->over;
     const bool only_told_to_let_go = process->stays && !process->termed;
     if (!process->asked_to_end || only_told_to_save || only_told_to_let_go) return;
     if (script.does == Does::kSleeps) ranks_.KillProcess(process, keeper::Cause::kStopped, 0, SIGTERM);
@@ -289,10 +302,13 @@ class Life {
     constexpr int kCodes[] = {0, 3, 75};
     script.code = kCodes[rng_.Below(3)];
     // A rank that an expired fence ends may not have done yet what its script says.
-    if (fence_over_) script = {Does::kSleeps, 0};
+    script.waits = rng_.Chance(0.25);
+    if (fence_over_) script = {};
     const bool fresh = model_.scripts.try_emplace(key, script).second;
     script = model_.scripts.at(key);
+    if (script.waits) beside_.insert(key);
     keeper::StartRank start;
+    start.waits = script.waits;
     start.generation = generation;
     start.rank = rank;
     start.token = std::string(32, 'a');
@@ -308,8 +324,9 @@ class Life {
     const auto waiting = model_.Waiting();
     if (rng_.Chance(0.1)) start.born = 1 + rng_.Below(newest_ + 1);
     if (!waiting.empty() && rng_.Chance(0.7)) std::tie(start.born, start.born_rank) = Any(waiting);
-    Both(std::move(start), absl::StrCat("start ", generation, "/", rank, " ", Name(script.does), " ",
-                                        script.code, fresh ? "" : " again"));
+    const std::string born = start.born == 0 ? "" : absl::StrCat(" born ", start.born, "/", start.born_rank);
+    Both(std::move(start), absl::StrCat("start ", generation, "/", rank, script.waits ? " beside it " : " ",
+                                        Name(script.does), " ", script.code, born, fresh ? "" : " again"));
   }
   void End() {
     const uint64_t generation = AnyGeneration();
@@ -338,12 +355,11 @@ class Life {
     for (const RankKey& key : model_.Living()) {
       if (wrong_.empty() && rng_.Chance(0.7)) Stay(key);
     }
+    LetGo();  // those that wait come up
     if (!wrong_.empty() || newest_ == 0) return;
     EndOne(newest_, keeper::End::kReform, rng_.Chance(0.8) ? kLongMs : kShortMs, true);
     Flush();
-    for (const RankKey& key : model_.Staying(true)) {
-      if (wrong_.empty() && rng_.Chance(0.8)) LetGo(key);
-    }
+    LetGo();
     if (wrong_.empty() && rng_.Chance(0.3)) EndOne(newest_, keeper::End::kReform, kLongMs, rng_.Chance(0.5));
     if (wrong_.empty()) Flush();
     if (wrong_.empty() && rng_.Chance(0.3)) LoseOneThatWaits();
@@ -353,12 +369,17 @@ class Life {
     Flush();
   }
 
+  void LetGo() {
+    for (const RankKey& key : model_.Staying()) {
+      if (wrong_.empty() && rng_.Chance(0.8)) LetGo(key);
+    }
+  }
   void Stay(const RankKey& key) {
     const RankKey birth = model_.born.at(key);
-    if (!Voice(key)) return;
+    if (model_.Deaf(key) || !Voice(key)) return;
     Tell(key.first, "/", key.second, " stays");
     voices_.at(birth)->Send(kRankStays, "");
-    model_.Speak(key, Storage(key));
+    if (!model_.Beside(key)) model_.Speak(key, Storage(key));
     model_.Stay(birth);
     AwaitRest();  // the keeper has read what came before it
   }
@@ -382,13 +403,20 @@ class Life {
     const auto waiting = model_.Waiting();
     if (waiting.empty()) return;
     const RankKey birth = Any(waiting);
-    const bool dies = rng_.Chance(0.6);
-    Tell("the process of ", birth.first, "/", birth.second, dies ? " dies" : " closes its connection",
-         " while it waits");
-    if (dies) {
+    const double dice = rng_.Unit();
+    const char* how = dice < 0.5 ? " dies" : dice < 0.75 ? " is stopped" : " closes its connection";
+    Tell("the process of ", birth.first, "/", birth.second, how, " while it waits");
+    const auto pid = static_cast<pid_t>(pids_.at(birth));
+    if (dice < 0.5) {
       model_.Kill(birth);
-      kill(static_cast<pid_t>(pids_.at(birth)), SIGKILL);
-      if (!Until([&] { return !Alive(pids_.at(birth)); })) Wrong("SIGKILL did nothing");
+      kill(pid, SIGKILL);
+      if (!Until([&] { return !Alive(pid); })) Wrong("SIGKILL did nothing");
+    } else if (dice < 0.75) {
+      model_.Stop(birth);
+      kill(pid, SIGSTOP);
+      keeper::ProcessEntry entry;
+      if (!Until([&] { return !keeper::ReadProcess(pid, &entry) || entry.stopped || entry.zombie; }))
+        Wrong("SIGSTOP did nothing");
     } else {
       model_.Deafen(birth);
       voices_.erase(birth);
@@ -407,7 +435,7 @@ class Life {
     batch_.clear();
     AwaitRest();
     for (const auto& [name, birth] : model_.born) {
-      if (name == birth || !wrong_.empty() || !model_.Living().contains(name) ||
+      if (name == birth || !wrong_.empty() || !model_.Living().contains(name) || model_.Beside(name) ||
           !told_on_.insert(name).second)
         continue;
       if (!Hears(birth, kKeeperMember)) Wrong("a process that goes on is not told");
@@ -439,7 +467,7 @@ class Life {
     const auto living = model_.Living();
     if (living.empty()) return;
     const RankKey key = Any(living);
-    if (model_.Silent(key)) return;
+    if (model_.Silent(key) || model_.Beside(key)) return;
     if (!Voice(key)) return;
     model_.Speak(key, Storage(key));
     AwaitRest();
@@ -567,12 +595,15 @@ class Life {
       if (const auto* gone = std::get_if<keeper::Gone>(&report))
         words.insert(
             absl::StrCat("gone ", gone->generation, gone->clean ? "" : " unclean", Words(gone->kept)));
+      const auto* ready = std::get_if<keeper::Ready>(&report);
+      if (ready != nullptr && beside_.contains({ready->generation, ready->rank}))
+        words.insert(absl::StrCat("ready ", ready->generation, "/", ready->rank));
     }
     return absl::StrJoin(words, "; ");
   }
   std::string Words(const keeper::State& state) const {
     std::string text = absl::StrCat("revoked ", state.highest_revoked, " stopped ", state.highest_stopped,
-                                    Words(state.kept));
+                                    Words(state.kept), " coming:", Words(state.coming));
     for (const keeper::GenerationHeld& held : state.generations) {
       absl::StrAppend(&text, "; generation ", held.generation, " (", held.note, ")",
                       held.ending ? " ending" : "", held.gone ? " gone" : "", held.clean ? "" : " unclean");
@@ -702,6 +733,7 @@ class Life {
   std::map<RankKey, int64_t> pids_;
   std::map<RankKey, std::unique_ptr<host::FakeRank>> voices_;  // by birth
   std::set<RankKey> told_on_;                                  // ranks whose process was told that it goes on
+  std::set<RankKey> beside_;                                   // ranks that wait beside their generation
   int words_ = 0;
   uint64_t asked_ = 0, answered_ = 0;
   uint64_t newest_ = 0;   // generation of which a command spoke

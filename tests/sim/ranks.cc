@@ -115,6 +115,12 @@ void Ranks::Revoke(const RankPtr& rank) {
   LetGo(rank, slow ? kernel_.Between(0, 20 * kSec) : kernel_.Between(kMs, mostly));
 }
 
+void Ranks::Ask(const RankPtr& rank) {
+  rank->asked = true;
+  const int64_t mostly = ProgramOf(rank->job).letting_go;  // it has nothing else to do
+  if (mostly > 0 && !rank->stuck) LetGo(rank, kernel_.Between(kMs, mostly));
+}
+
 void Ranks::LetGo(const RankPtr& rank, int64_t delay) {
   kernel_.After(delay, [this, rank, generation = rank->generation] {
     if (!rank->alive || rank->stuck || rank->generation != generation) return;

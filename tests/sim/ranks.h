@@ -77,6 +77,8 @@ struct RankProcess {
   bool termed = false;              // it got SIGTERM, and can go on no more
   bool released = false;            // nothing that it says belongs to its generation any more
   bool waits = false;               // it comes up beside its generation, and is in no gang
+  bool asked = false;               // likewise, and whether it still answers
+  bool stopped = false;             // by a signal
   bool kept = false;                // it waits between two generations
   bool deaf = false;                // its connection to its keeper is gone
   int64_t step = -1;                // the newest one that it has in memory; only where it stays
@@ -136,6 +138,8 @@ class Ranks {
   void SpawnBeside(const RankPtr& rank, int world);
   // A process that stays hears that its generation is over.
   void Revoke(const RankPtr& rank);
+  // One that waits is asked whether it still answers.
+  void Ask(const RankPtr& rank);
   // A kept process is that rank of that generation from now on.
   void GoOn(const RankPtr& rank, uint64_t generation, int number, int world, uint64_t timeline);
   void FromAgent(const RankPtr& rank, const std::string& text);  // a relay that came down

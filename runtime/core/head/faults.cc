@@ -22,14 +22,6 @@ constexpr size_t kFaultTailBytes = 16 << 10;  // of the first fault
 // A program that never reports a step is taken to have made progress after this long.
 constexpr absl::Duration kSilentProgress = absl::Minutes(5);
 
-// The process had died before it heard of its place in the generation, so that this one met nothing new: two
-// that are killed at once are one loss to those that go on.
-bool DiedBeforehand(const Job& job, const FaultRecord& fault) {
-  const size_t rank = static_cast<size_t>(fault.rank);
-  return fault.rank >= 0 && rank < job.ranks.size() && !job.ranks[rank].started &&
-         PlaceOfRank(*job.record.grant, fault.rank).process.generation.value != 0;
-}
-
 }  // namespace
 
 Faults::Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves,
@@ -286,7 +278,7 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   }
   if (Charged(fault.kind)) ++job.record.restarts;
   std::string again;
-  if (verdict.delay > absl::ZeroDuration() && !(kept && DiedBeforehand(job, fault))) {
+  if (verdict.delay > absl::ZeroDuration()) {
     GT_PROBE("head.backoff");
     job.not_before = now + verdict.delay;
     again = absl::StrCat(", again in ",

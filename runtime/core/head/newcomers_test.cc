@@ -232,7 +232,12 @@ TEST_F(NewcomersTest, WithoutWhoDiedBeforeItsGrantTheOthersGoOn_P1) {
   EXPECT_THAT(Processes(Newest().ranks),
               ElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
   sent_.clear();
-  Kill("2", job, 2, 1);
+  RankExit lost;
+  lost.job = job;
+  lost.generation = {2};
+  lost.rank = 1;
+  lost.cause = ExitCause::kLost;
+  FromNode("2", RankExited{lost});
   ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
   EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
   FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 1}}});
