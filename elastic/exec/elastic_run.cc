@@ -488,6 +488,7 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
     if (!Armed()) GT_RETURN_IF_ERROR(Form());
     StepPlace place;
     absl::Status settled = settled_ ? absl::OkStatus() : Settle();
+    if (applied_ > agreement_.step) is_computed_ = false;
     if (settled.ok()) {
       const sharding::SampleCursor at = sharding::NextBatch(options_.samples, cursor_);
       const sharding::SampleRange batch = sharding::BatchAt(options_.samples, at);
@@ -709,6 +710,7 @@ absl::StatusOr<bool> ElasticRun::KeepComputed() {
       return false;
     }
     for (Gradient& gradient : gradients_) gradient.ready = false;  // for the reducer of this generation
+    if (Lost(ready_error_)) ready_error_ = absl::OkStatus();       // that of the one before
     const absl::Status settled = Settle();
     if (!settled.ok() && !Lost(settled)) return settled;
     if (!settled.ok()) LeaveComm();
@@ -750,7 +752,8 @@ absl::Status ElasticRun::Applied() {
 absl::StatusOr<bool> ElasticRun::Sum(absl::Span<double> values) {
   if (phase_ != Phase::kIdle || applied_ < 0)
     return absl::FailedPreconditionError("a sum over the ranks is made between steps, or at the end");
-  if (!Armed() || !settled_) return false;
+  // Who has reduced a step of the generation before knows its share of this one from the next Begin on.
+  if (!Armed() || !settled_ || is_computed_) return false;
   if (!place_.speaks) absl::c_fill(values, 0.0);
   const absl::Status summed = comm_->AllReduce(values.data(), values.size(), DType::kFloat64, ReduceOp::kSum);
   if (summed.ok()) return true;

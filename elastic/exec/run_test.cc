@@ -303,6 +303,13 @@ TEST_F(ElasticRunTest, WhatIsComputedWhenOthersComeIsNotComputedAgain) {
         const int before = begun[static_cast<size_t>(process)]++;
         EXPECT_TRUE(process != 0 || before > 0 || Until([&] { return job.generations() == 2; }));
       };
+      job.after_step = [&](ElasticRun& run, int, const StepPlace& step) {
+        double ranks = 1;
+        const absl::StatusOr<bool> summed = run.Sum({&ranks, 1});
+        ASSERT_TRUE(summed.ok()) << summed.status();
+        EXPECT_EQ(*summed, dies || step.step != 4) << "their shares are those of two generations";
+        EXPECT_EQ(ranks, !*summed ? 1 : step.step < 4 ? 2 : static_cast<double>(next.size()));
+      };
       ExpectAllTrained(job.Run(4, 2), 10, 6, *codec == 0 ? 1e-4 : 10);
       EXPECT_EQ(begun[0], dies ? 2 : 1);
       EXPECT_EQ(begun[2], 1);
