@@ -108,6 +108,7 @@ void Ranks::Join(const RankPtr& rank) {
 // The library answers, whatever the program does; only a process that gets no processor time does not.
 void Ranks::Revoke(const RankPtr& rank) {
   rank->over = rank->asked_to_end = true;
+  if (kernel_.now() < rank->computes_until) rank->computed = rank->share;
   (void)rank->worker->Step(core::WorkerOver{"the generation is over"}, kernel_.Now());
   const int64_t mostly = ProgramOf(rank->job).letting_go;
   if (mostly == 0 || rank->stuck) return;
@@ -280,21 +281,48 @@ void Ranks::BeginTraining(Gang& gang, int64_t restored) {
   for (const auto& [number, rank] : gang.ranks)
     members.push_back({.applied = rank->step, .held = -1, .as_made = rank->step < 0});
   const elastic::Agreement agreed = elastic::Agree(members, std::vector<int>(members.size()), 1);
-  int64_t takes = kernel_.Between(kMs, 20 * kMs);
+  int64_t takes = kernel_.Between(kMs, 20 * kMs), transfer = 0;
   sharding::SampleCursor cursor;
   if (agreed.step >= 0) {
     cursor = gang.ranks.at(agreed.source())->cursor;
-    if (agreed.AnyNeeds()) takes += training.TimeOf(training.link_rate);
+    if (agreed.AnyNeeds()) transfer = training.TimeOf(training.link_rate);
   } else {
     cursor = sharding::Advance(training.samples, {}, restored);
     if (restored > 0) takes += training.TimeOf(training.store_rate);
   }
   // A copy is up to half as fast as its link.
   takes += kernel_.Between(0, takes);
-  kernel_.After(takes, [this, job = gang.job, g = gang.generation, cursor] { Train(job, g, cursor); });
+  transfer += kernel_.Between(0, transfer);
+  const FirstBatch first = FirstBatchOf(gang, agreed, transfer);
+  kernel_.After(takes,
+                [this, job = gang.job, g = gang.generation, cursor, first] { Train(job, g, cursor, first); });
 }
 
-void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleCursor& cursor) {
+// Those that are new get the state while the others compute, or have what these computed when they came.
+Ranks::FirstBatch Ranks::FirstBatchOf(const Gang& gang, const elastic::Agreement& agreed, int64_t transfer) {
+  FirstBatch first;
+  std::vector<elastic::BatchShare> computed;
+  const std::vector<int> cells(gang.ranks.size());
+  const elastic::PartHandOver hand_over = elastic::HandOverOf(agreed, cells, 0);
+  const bool any_new = agreed.step >= 0 && agreed.AnyNeeds();
+  for (const auto& [number, rank] : gang.ranks) {
+    computed.push_back(rank->computed);
+    first.shares.push_back(any_new ? elastic::FirstShareOf(hand_over, number)
+                                   : elastic::BatchShare{number, gang.world});
+  }
+  if (agreed.step >= 0 && elastic::IsComputed(agreed, computed)) {
+    first.takes = transfer;
+    ++kernel_.counts["batch kept when others came"];
+    return first;
+  }
+  const Training& training = *ProgramOf(gang.job).training;
+  first.computes = training.StepTime(any_new ? static_cast<int>(hand_over.sources.size()) : gang.world);
+  first.takes = std::max(transfer, first.computes);
+  return first;
+}
+
+void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleCursor& cursor,
+                  const FirstBatch& first) {
   Gang& gang = gangs_[{job, generation}];
   if (!CanStep(gang)) return;  // somebody was lost meanwhile, and what has come of the copy is nothing
   gang.step = cursor.step;
@@ -314,9 +342,9 @@ void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleC
   kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " trains from step ",
                gang.step);
   if (on_begin) on_begin(gang);
-  const int64_t takes = StepTime(gang);
-  Compute(gang, takes);
-  kernel_.After(takes, [this, job, generation] { Tick(job, generation); });
+  Compute(gang, first.computes);
+  for (const auto& [number, rank] : gang.ranks) rank->share = first.shares[static_cast<size_t>(number)];
+  kernel_.After(first.takes, [this, job, generation] { Tick(job, generation); });
 }
 
 int64_t Ranks::StepTime(const Gang& gang) {
@@ -326,7 +354,11 @@ int64_t Ranks::StepTime(const Gang& gang) {
 
 // Each rank computes its share of the next batch, and hears of nothing meanwhile.
 void Ranks::Compute(const Gang& gang, int64_t takes) {
-  for (const auto& [number, rank] : gang.ranks) rank->computes_until = kernel_.now() + takes;
+  for (const auto& [number, rank] : gang.ranks) {
+    rank->computes_until = kernel_.now() + takes;
+    rank->share = {number, gang.world};
+    rank->computed = {0, 0};
+  }
 }
 
 // All ranks have the sum of the gradients, and make the update.

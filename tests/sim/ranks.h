@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "elastic/plan/hand_over.h"
 #include "runtime/core/values/keeper_messages.h"
 #include "runtime/core/values/messages.h"
 #include "runtime/core/worker/worker_core.h"
@@ -69,23 +70,25 @@ struct RankProcess {
   bool over = false;    // knows that its generation is
   bool frozen = false;  // stands still for a while, as its cgroup or its machine does
   int64_t thawed_at = -1;
-  std::vector<std::string> unread;  // what came down meanwhile
-  bool lies = false;                // reports steps it did not make
-  keeper::Kept born;                // the rank as which it was started
-  bool in_place = false;            // its environment says that the job lets it stay
-  bool stays = false;               // it has said that it can go on in another generation
-  bool termed = false;              // it got SIGTERM, and can go on no more
-  bool released = false;            // nothing that it says belongs to its generation any more
-  bool waits = false;               // it comes up beside its generation, and is in no gang
-  bool asked = false;               // likewise, and whether it still answers
-  bool stopped = false;             // by a signal
-  bool kept = false;                // it waits between two generations
-  bool deaf = false;                // its connection to its keeper is gone
-  int64_t step = -1;                // the newest one that it has in memory; only where it stays
-  sharding::SampleCursor cursor;    // likewise, of a program with Training
-  std::optional<int64_t> saved_at;  // likewise: when the newest save began, or training did
-  int64_t computes_until = 0;       // likewise: it hears of nothing before
-  bool noticed = false;             // in this generation, that a machine of the job goes
+  std::vector<std::string> unread;        // what came down meanwhile
+  bool lies = false;                      // reports steps it did not make
+  keeper::Kept born;                      // the rank as which it was started
+  bool in_place = false;                  // its environment says that the job lets it stay
+  bool stays = false;                     // it has said that it can go on in another generation
+  bool termed = false;                    // it got SIGTERM, and can go on no more
+  bool released = false;                  // nothing that it says belongs to its generation any more
+  bool waits = false;                     // it comes up beside its generation, and is in no gang
+  bool asked = false;                     // likewise, and whether it still answers
+  bool stopped = false;                   // by a signal
+  bool kept = false;                      // it waits between two generations
+  bool deaf = false;                      // its connection to its keeper is gone
+  int64_t step = -1;                      // the newest one that it has in memory; only where it stays
+  sharding::SampleCursor cursor;          // likewise, of a program with Training
+  std::optional<int64_t> saved_at;        // likewise: when the newest save began, or training did
+  int64_t computes_until = 0;             // likewise: it hears of nothing before
+  elastic::BatchShare share;              // likewise: what it computes
+  elastic::BatchShare computed = {0, 0};  // likewise: of the step for which its generation was over meanwhile
+  bool noticed = false;                   // in this generation, that a machine of the job goes
   std::optional<core::WorkerCore> worker;
   std::string table;  // what the entry barrier gave it
   // Sends to its keeper; empty when the keeper is gone.
@@ -171,7 +174,14 @@ class Ranks {
   void Up(const RankPtr& rank);
   void Begin(Gang& gang, int64_t step);
   void BeginTraining(Gang& gang, int64_t restored);
-  void Train(const JobId& job, uint64_t generation, const sharding::SampleCursor& cursor);
+  // The first batch of a generation, which takes so long, of which ranks compute for `computes`.
+  struct FirstBatch {
+    int64_t takes = 0, computes = 0;
+    std::vector<elastic::BatchShare> shares;  // index = rank
+  };
+  FirstBatch FirstBatchOf(const Gang& gang, const elastic::Agreement& agreed, int64_t transfer);
+  void Train(const JobId& job, uint64_t generation, const sharding::SampleCursor& cursor,
+             const FirstBatch& first);
   int64_t StepTime(const Gang& gang);
   void Compute(const Gang& gang, int64_t takes);
   void Apply(Gang& gang);
