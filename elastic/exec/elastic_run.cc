@@ -26,6 +26,7 @@ constexpr size_t kPieceBytes = 4 << 20;
 constexpr size_t kTogether = (4 << 20) / sizeof(float);  // elements of gradients in one all-reduce
 constexpr char kCarriedNames[] = "reducer/*";            // other compression, or none, may have saved
 constexpr absl::Duration kLastSave = absl::Minutes(30);
+constexpr absl::Duration kFirstReduction = absl::Hours(4);
 constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
 constexpr absl::Duration kVerdict = absl::Minutes(1);  // above what a silent machine is given
 constexpr absl::Duration kLookAlive = absl::Milliseconds(100);
@@ -55,6 +56,14 @@ absl::Status Pause(const Session& session, absl::Duration time) {
     never.WaitFor(std::min(end - clock.Now(), kLookAlive));
   }
   return absl::OkStatus();
+}
+
+MemberState OwnState(MemberState member, const StepCopies* copies) {
+  member.copies.resize(2);
+  if (copies == nullptr) return member;
+  member.undo = copies->undo_step();
+  member.copies = copies->held();
+  return member;
 }
 
 // Of the state after `step`, to the ranks that keep them.
@@ -171,14 +180,9 @@ absl::Status ElasticRun::Meet() {
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
   const int64_t since_save = saved_at_ ? absl::ToInt64Milliseconds(RealClock().Now() - *saved_at_) : -1;
-  MemberState member{applied_, held_, as_made_};
-  member.copies.resize(2);
-  if (step_copies_ != nullptr) {
-    member.undo = step_copies_->undo_step();
-    member.copies = step_copies_->held();
-  }
-  const bool keeps = untouched_ && place_.cells == 1 && !GetParts().bitwise();
-  const std::array<int64_t, 14> mine = {applied_,
+  const MemberState member = OwnState({applied_, held_, as_made_}, step_copies_.get());
+  const bool keeps = untouched_ && !met_along_ && place_.cells == 1 && !GetParts().bitwise();
+  const std::array<int64_t, 15> mine = {applied_,
                                         held_,
                                         stop_ ? 1 : 0,
                                         as_made_ ? 1 : 0,
@@ -191,7 +195,8 @@ absl::Status ElasticRun::Meet() {
                                         member.copies[1].cell,
                                         member.copies[1].step,
                                         computed_.share,
-                                        keeps ? computed_.shares : 0};
+                                        keeps ? computed_.shares : 0,
+                                        line_};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   const std::vector<MeshAxis> mesh = session_->mesh();
@@ -204,7 +209,7 @@ absl::Status ElasticRun::Meet() {
     const auto copy = [&all, i](size_t at) {
       return PartCopy{static_cast<int>(all[i + at]), all[i + at + 1]};
     };
-    members.push_back({all[i], all[i + 1], all[i + 3] != 0, all[i + 7], {copy(8), copy(10)}});
+    members.push_back({all[i], all[i + 1], all[i + 3] != 0, all[i + 7], {copy(8), copy(10)}, all[i + 14]});
     computed.push_back({static_cast<int>(all[i + 12]), static_cast<int>(all[i + 13])});
     machines_.push_back(static_cast<int>(all[i + 6]));
     cells_.push_back(PlaceIn(mesh, static_cast<int>(cells_.size())).cell);
@@ -215,7 +220,11 @@ absl::Status ElasticRun::Meet() {
   CountLostResiduals(carriers);
   saved_at_ = RealClock().Now() - absl::Milliseconds(std::max<int64_t>(0, newest_save));
   agreement_ = Agree(members, cells_, place_.cells);
-  is_computed_ = agreement_.step >= 0 && IsComputed(agreement_, computed);
+  // What a step has left here in another line is not what it has left in this one.
+  if (step_copies_ != nullptr && line_ < std::ranges::max(members, {}, &MemberState::line).line)
+    step_copies_->Forget(-1);
+  line_ = agreement_.line;
+  is_computed_ = agreement_.step >= 0 && !stop_ && IsComputed(agreement_, computed);
   beside_ = std::make_unique<StreamsBeside>(comm_);
   GetParts().BeginGeneration();
   if (options_.virtual_ranks > 0)
@@ -260,6 +269,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> ElasticRun::Along(const std::strin
         "ranks along an axis meet while a step is computed, behind its begin, or between steps");
   if (!Armed() || !settled_) return absl::UnavailableError("a rank was lost: the generation is over");
   GT_RETURN_IF_ERROR(CheckAxis(axis));
+  met_along_ = true;
   std::shared_ptr<Communicator>& comm = axes_[axis];
   if (comm == nullptr) {
     GT_ASSIGN_OR_RETURN(comm, comm_->Split(GroupAlong(session_->mesh(), comm_->rank(), axis), comm_->rank()));
@@ -505,6 +515,7 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
           gradient.ready = false;
         }
         ready_error_ = absl::OkStatus();
+        met_along_ = false;
         settled = StartCopies(step_copies_.get(), *beside_, applied_);
         if (settled.ok()) {
           phase_ = Phase::kComputing;
@@ -655,6 +666,13 @@ absl::Status ElasticRun::ReduceDense() {
 absl::Status ElasticRun::ReduceGradients() {
   const double batch = static_cast<double>(BatchSize());
   GT_ASSIGN_OR_RETURN(loss_, parts_->Loss(loss_));
+  const absl::Duration timeout = comm_->timeout();
+  if (applied_ == agreement_.step && agreement_.AnyNeeds()) {
+    // A state may take longer to come than any collective may wait, and who is new waits while others
+    // compute.
+    GT_RETURN_IF_ERROR(beside_->Wait());
+    comm_->SetTimeout(std::max(timeout, kFirstReduction));
+  }
   if (parts_->bitwise()) {
     GT_RETURN_IF_ERROR(ready_error_);
     GT_ASSIGN_OR_RETURN(loss_, parts_->Finish(*comm_));
@@ -670,6 +688,7 @@ absl::Status ElasticRun::ReduceGradients() {
   std::array<double, 4> sums = {place_.speaks ? loss_ : 0.0, stops ? 1.0 : 0.0, opens ? 1.0 : 0.0,
                                 reopens ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
+  comm_->SetTimeout(timeout);
   loss_ = (parts_->bitwise() ? loss_ : sums[0]) / batch;
   has_loss_ = true;
   stop_ = stop_ || sums[1] > 0;
@@ -704,7 +723,10 @@ absl::StatusOr<bool> ElasticRun::KeepComputed() {
     untouched_ = true;
     const absl::Status formed = Form();
     untouched_ = false;
-    if (!formed.ok() || !is_computed_) {
+    // Who was left out meanwhile has computed another step than those whose state it needs.
+    const bool keeps =
+        formed.ok() && is_computed_ && agreement_.parts[static_cast<size_t>(session_->rank())] == Part::kHas;
+    if (!keeps) {
       phase_ = Phase::kIdle;
       GT_RETURN_IF_ERROR(formed);
       return false;

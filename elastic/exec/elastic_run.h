@@ -12,7 +12,7 @@
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
 // a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
-// communicator, an all-gather of 96 bytes a rank and, where a rank is new, its state: each rank that has it
+// communicator, an all-gather of 120 bytes a rank and, where a rank is new, its state: each rank that has it
 // sends its share of it once (elastic/plan/hand_over.h), while it computes its first step, and waits in the
 // reduction of that step for those that are new, as these do for each other: several new ones split off a
 // communicator and hand on what each of them got. Every piece is read twice more for its hash. Until all have
@@ -261,6 +261,8 @@ class ElasticRun {
   // What this rank has computed of the step, and whether its gradients are as they were computed.
   BatchShare computed_;
   bool untouched_ = false;
+  bool met_along_ = false;     // it has asked for ranks along an axis, whom one that is new would lack
+  int64_t line_ = 0;           // MemberState::line
   bool is_computed_ = false;   // the whole step, by ranks of this generation
   std::vector<int> cells_;     // index = rank
   std::vector<int> machines_;  // likewise

@@ -7,6 +7,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -35,6 +37,11 @@ class ThreadJob {
     if (!generations_.empty()) generations_.back()->world.Revoke("the test ends this generation");
     generations_.push_back(std::make_unique<Generation>(processes, ranks_a_machine));
   }
+  // With `waits`: it waits for a place no more.
+  void Gone(int process) {
+    MutexLock lock(&mu_);
+    gone_.insert(process);
+  }
   // No generation comes any more.
   void End() {
     MutexLock lock(&mu_);
@@ -45,6 +52,8 @@ class ThreadJob {
     return generations_.size();
   }
 
+  bool waits =
+      false;  // a process that has no place in a generation waits for a later one. Set before all else
   std::atomic<int> storage_errors{0};  // that processes have said
   int ranks_a_machine = 1 << 20;       // set before all else
   std::vector<MeshAxis> mesh;          // dp first, of any size; empty: the job has none. Set before all else
@@ -60,13 +69,13 @@ class ThreadJob {
   Place Join(int process, size_t after) {
     MutexLock lock(&mu_);
     const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return ended_ || generations_.size() > after;
+      if (ended_ || gone_.contains(process)) return true;
+      return generations_.size() > after && (!waits || RankIn(*generations_.back(), process) >= 0);
     };
     if (!mu_.AwaitFor(kPatience, known) || generations_.size() <= after) return {};
     Generation& newest = *generations_.back();
-    const auto at = std::find(newest.processes.begin(), newest.processes.end(), process);
-    if (at == newest.processes.end()) return {};
-    const auto rank = static_cast<int>(at - newest.processes.begin());
+    const int rank = RankIn(newest, process);
+    if (rank < 0) return {};
     return {generations_.size(), rank, static_cast<int>(newest.processes.size()),
             std::shared_ptr<comm::Bootstrap>(newest.world.Rank(rank)), &newest.network};
   }
@@ -86,7 +95,12 @@ class ThreadJob {
     comm::FakeWorld world;
     comm::FakeNetwork network;
   };
+  static int RankIn(const Generation& generation, int process) {
+    const auto at = std::ranges::find(generation.processes, process);
+    return at == generation.processes.end() ? -1 : static_cast<int>(at - generation.processes.begin());
+  }
   mutable Mutex mu_;
+  std::set<int> gone_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<Generation>> generations_ ABSL_GUARDED_BY(mu_);
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
@@ -114,6 +128,7 @@ class ThreadSession final : public Session {
     const ThreadJob::Place now = place();
     comm::ExecOptions options;
     options.user = user;
+    if (timeout) options.user.timeout = *timeout;
     options.owner = now.bootstrap;
     options.transport = [network = now.network](const comm::Bootstrap&, uint64_t) {
       return network->MakeTransport();
@@ -143,6 +158,7 @@ class ThreadSession final : public Session {
 
   comm::Hooks hooks;  // of all communicators
   std::function<void(const ProgressReport&)> reported;
+  std::optional<absl::Duration> timeout;  // of its communicators
 
  private:
   ThreadJob::Place place() const {

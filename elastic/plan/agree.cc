@@ -55,15 +55,23 @@ Agreement AgreeOn(int64_t step, absl::Span<const MemberState> members, absl::Spa
 
 }  // namespace
 
-Agreement Agree(absl::Span<const MemberState> members, absl::Span<const int> cells, int count) {
-  int64_t newest = -1;
-  for (const MemberState& member : members) newest = std::max(newest, member.applied);
+Agreement Agree(absl::Span<const MemberState> all, absl::Span<const int> cells, int count) {
+  int64_t line = 0, newest = -1;
+  for (const MemberState& member : all) line = std::max(line, member.line);
+  std::vector<MemberState> members(all.begin(), all.end());
+  for (MemberState& member : members) {
+    if (member.line < line) member = {.as_made = member.as_made};
+    newest = std::max(newest, member.applied);
+  }
   // Without one part the others are of no use.
   for (int64_t step = newest; step >= 0 && step >= newest - 1; --step) {
     Agreement agreement = AgreeOn(step, members, cells, count);
+    agreement.line = step == newest ? line : line + 1;
     if (agreement.source() >= 0) return agreement;
   }
-  return AgreeOn(-1, members, cells, count);
+  Agreement agreement = AgreeOn(-1, members, cells, count);
+  agreement.line = newest < 0 ? line : line + 1;
+  return agreement;
 }
 
 }  // namespace gtrain::elastic

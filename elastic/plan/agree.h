@@ -31,6 +31,9 @@ struct MemberState {
   bool as_made = true;   // its memory is as the program made it: no byte of a copy has ever landed there
   int64_t undo = -1;     // the step after which it could have its own state again; -1: none
   std::vector<PartCopy> copies = {};
+  // Where training has gone back a step is made again, maybe with other bits, while a process that waits for
+  // a place still has the first one. So each going back begins another line of steps.
+  int64_t line = 0;
   bool operator==(const MemberState&) const = default;
 };
 
@@ -54,11 +57,12 @@ struct Agreement {
   bool AnyUndoes() const;
   // The lowest of the sources; -1: a cell has none.
   int source() const;
+  int64_t line = 0;  // that all are on from here on
 };
 
-// `members` and `cells` (each of 0 to `count` - 1): index = rank. Gradients of a later step than `step` are
-// worth nothing in another generation: nobody applied them, and the step is computed again. O(ranks) and
-// O(copies).
+// What is of an older line than the newest one is nothing. `members` and `cells` (each of 0 to `count` - 1):
+// index = rank. Gradients of a later step than `step` are worth nothing in another generation: nobody applied
+// them, and the step is computed again. O(ranks) and O(copies).
 Agreement Agree(absl::Span<const MemberState> members, absl::Span<const int> cells, int count);
 
 }  // namespace gtrain::elastic

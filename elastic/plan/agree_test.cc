@@ -87,6 +87,22 @@ TEST(Agree, WhoCannotGoBackNeedsTheState) {
   EXPECT_THAT(found.sources, ElementsAre(2, 2));
 }
 
+// A process that waited for a place has step 4 as it was made before the others went back to 3.
+TEST(Agree, WhatIsOfAnOlderLineIsNothing) {
+  const std::vector<int> cells = {0, 1, 0};
+  const Agreement agreement =
+      Agree({{4, -1, false, 3, {}, 1}, {4, -1, false, 3, {}, 1}, {4, -1, false, 3, {{1, 4}}, 0}}, cells, 2);
+  EXPECT_EQ(agreement.step, 4);
+  EXPECT_EQ(agreement.line, 1);
+  EXPECT_THAT(agreement.parts, ElementsAre(Part::kHas, Part::kHas, Part::kNeeds));
+  const Agreement lost = Agree({{4, -1, false, 3, {}, 1}, {-1}, {5, -1, false, 4, {{1, 4}}, 0}}, cells, 2);
+  EXPECT_EQ(lost.step, -1);
+  EXPECT_EQ(lost.line, 2) << "what was is to be made again";
+  const Agreement back = Agree({{8, -1, false, 7, {{1, 7}}, 2}, {-1}, {8, -1, false, 7, {}, 2}}, cells, 2);
+  EXPECT_EQ(back.step, 7);
+  EXPECT_EQ(back.line, 3);
+}
+
 // Generations of any length in which anybody may be lost at any point: a rank that was there never needs the
 // state of another one.
 TEST(Agree, SurvivorsOfAGenerationNeverNeedAState) {

@@ -39,8 +39,8 @@ bool IsComputed(const Agreement& agreement, absl::Span<const BatchShare> compute
     if (agreement.parts[rank] == Part::kNeeds) continue;
     const BatchShare& mine = computed[rank];
     if (agreement.parts[rank] != Part::kHas || mine.shares == 0) return false;
-    there.resize(std::max(there.size(), static_cast<size_t>(mine.shares)));
     if (mine.share < 0) continue;
+    there.resize(std::max(there.size(), static_cast<size_t>(mine.shares)));
     if (there[static_cast<size_t>(mine.share)]) return false;
     there[static_cast<size_t>(mine.share)] = true;
   }

@@ -99,9 +99,19 @@ class SpotTest(cluster.ClusterTest):
                 found[int(name[5:])] = (lines[0][1], steps)
         return found
 
+    def claims(self, lines):
+        """What the processes say of a batch: ranks, epoch, size and first sample. It is cut among all ranks, or, in the first step of a
+        generation, among those that are not new."""
+        def of(shares):
+            return {(line[2], line[4], line[5], line[6] - share * (line[5] // among) - min(share, line[5] % among))
+                    for line, share, among in shares}
+        trained = sorted((line for line in lines if line[7]), key=lambda line: line[6])
+        all_ranks = of((line, line[1], line[2]) for line in trained)
+        return all_ranks if len(all_ranks) == 1 else of((line, share, len(trained)) for share, line in enumerate(trained))
+
     def batches(self, found, nodes):
         """The batches of each generation in turn. What all processes say of a step is one, also those that made the update behind the end
-        of the generation that computed it: they write down that one."""
+        of the generation that computed it: they write down that one. Who came meanwhile had no part in it."""
         by_generation, events = {}, []
         for pid, (node, steps) in found.items():
             self.assertEqual([step[3] for step in steps], list(range(steps[0][3], steps[0][3] + len(steps))) if steps else [], f'process {pid}')
@@ -109,9 +119,10 @@ class SpotTest(cluster.ClusterTest):
                 by_generation.setdefault(step[0], {}).setdefault(step[3], []).append((pid, step))
         for generation, steps in sorted(by_generation.items()):
             where = [nodes[found[pid][0]] for pid in sorted({pid for lines in steps.values() for pid, _ in lines})]
+            for step in [step for step, lines in steps.items() if not any(line[7] for _, line in lines)]:
+                self.assertTrue(any(step in by_generation[before] for before in by_generation if before < generation), steps.pop(step))
             for step in sorted(steps):
-                claims = {(line[2], line[4], line[5], line[6] - line[1] * (line[5] // line[2]) - min(line[1], line[5] % line[2]))
-                          for _, line in steps[step] if line[7]}
+                claims = self.claims([line for _, line in steps[step]])
                 self.assertEqual(len(claims), 1, f'ranks do not agree on the batch of step {step}: {steps[step]}')
                 ranks, epoch, count, begin = claims.pop()
                 at = min(line[8] for _, line in steps[step])
