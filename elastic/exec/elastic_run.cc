@@ -379,6 +379,8 @@ absl::Status ElasticRun::HandOver() {
   FillBlock();
   const int rank = session_->rank();
   for (int cell = 0; cell < place_.cells; ++cell) {
+    // Of another part only the one that has its copy gives anything.
+    if (cell != place_.cell && agreement_.sources[static_cast<size_t>(cell)] != rank) continue;
     const PartHandOver hand_over = HandOverOf(agreement_, cells_, cell);
     if (hand_over.takers.empty() || !absl::c_linear_search(hand_over.sources, rank)) continue;
     const auto pieces =

@@ -40,7 +40,8 @@ class StreamsBeside {
 
   // The memory stays as it is until Wait. `then` is called by the thread of the streams, when all has come.
   absl::Status Start(std::vector<StateStream> streams, std::function<void()> then = {});
-  // Waits until all that was started is done, and returns the first error of any.
+  // Waits until all that was started is done, and returns the first error of any. No piece may take longer
+  // than a call of the communicator.
   absl::Status Wait();
 
  private:

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/test_folder.h"
+#include "base/test_wait.h"
 
 namespace gtrain::agent {
 namespace {
@@ -184,11 +185,10 @@ class Told : public NoticeSource {
 
 std::optional<core::NodeNotice> News(NoticeWatch& watch) {
   std::optional<core::NodeNotice> news;
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (!news && absl::Now() < deadline) {
+  EXPECT_TRUE(Until([&] {
     news = watch.Take();
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+    return news.has_value();
+  }));
   return news;
 }
 
