@@ -244,7 +244,8 @@ class RandomJob {
   void Run() {
     for (uint64_t i = 0; i < 2 + rng_.Below(3); ++i) now_.push_back(Start());
     job_.Begin(now_);
-    while (newest_ < kSteps - 10 && all_.size() < kProcesses - 2) Next();
+    while (newest_ < kNoMore && all_.size() < kProcesses - 2) Next();
+    no_more_ = true;
     for (const int process : now_)
       EXPECT_TRUE(Until([&] { return all_[static_cast<size_t>(process)].over.load(); })) << process;
     job_.End();
@@ -258,7 +259,7 @@ class RandomJob {
   }
 
  private:
-  static constexpr int64_t kSteps = 40;
+  static constexpr int64_t kSteps = 40, kNoMore = 30;
   static constexpr size_t kProcesses = 40;
   struct One {
     Process process;
@@ -279,6 +280,8 @@ class RandomJob {
     one.points.dies = [&one] { return one.dies.load(); };
     one.points.computes = [this, time = 1 + rng_.Below(2500)](int64_t step) {
       for (int64_t was = newest_; was < step && !newest_.compare_exchange_weak(was, step);) continue;
+      // Nobody ends its training while generations come: one of members that are done could not begin.
+      EXPECT_TRUE(step < kNoMore || Until([&] { return no_more_.load(); }));
       Pause(time);
     };
     one.thread = std::thread([this, process, &one] {
@@ -311,7 +314,7 @@ class RandomJob {
                 next.end());
     job_.Begin(next);
     const bool makes_a_step = rng_.Below(4) > 0;  // as mostly
-    EXPECT_TRUE(!makes_a_step || Until([&] { return newest_ > before; }));
+    EXPECT_TRUE(!makes_a_step || Until([&] { return newest_ > before || newest_ >= kNoMore; }));
   }
 
   Rng rng_;
@@ -319,6 +322,7 @@ class RandomJob {
   std::deque<One> all_;
   std::vector<int> now_, waiting_;
   std::atomic<int64_t> newest_{0};
+  std::atomic<bool> no_more_{false};
 };
 
 TEST(ElasticLeftOut, GenerationsThatEndAtAnyTimeTrainEachSampleOnce) {
