@@ -30,6 +30,8 @@ constexpr absl::Duration kFirstReduction = absl::Hours(4);
 constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
 constexpr absl::Duration kVerdict = absl::Minutes(1);  // above what a silent machine is given
 constexpr absl::Duration kLookAlive = absl::Milliseconds(100);
+// Ranks that stand still do so for no longer. The head needs a few milliseconds.
+constexpr absl::Duration kPause = absl::Seconds(2), kLookPaused = absl::Milliseconds(1);
 
 // A directory that belongs to another job, or a program that is wrong, stays so.
 bool MayMend(const absl::Status& status) {
@@ -48,14 +50,23 @@ void Scale(float* data, size_t count, float factor) {
 }
 
 // Returns early, with why, when the generation is over.
-absl::Status Pause(const Session& session, absl::Duration time) {
+absl::Status Pause(const Session& session, absl::Duration time, absl::Duration look = kLookAlive) {
   const RealClock clock;
   for (const Instant end = clock.Now() + time; clock.Now() < end;) {
     GT_RETURN_IF_ERROR(session.Alive());
     Notification never;
-    never.WaitFor(std::min(end - clock.Now(), kLookAlive));
+    never.WaitFor(std::min(end - clock.Now(), look));
   }
   return absl::OkStatus();
+}
+
+// True: the generation is over, and nothing of a step is lost: those that are new get the state beside all of
+// the next one.
+bool PauseForOthers(Session& session) {
+  if (session.rank() == 0) session.ReportPause(true);
+  if (!Pause(session, kPause, kLookPaused).ok()) return true;
+  if (session.rank() == 0) session.ReportPause(false);
+  return false;
 }
 
 MemberState OwnState(MemberState member, const StepCopies* copies) {
@@ -162,7 +173,7 @@ absl::Status ElasticRun::Form() {
     axes_.clear();
     copies_.reset();
     LeaveComm();
-    settled_ = saved_last_ = all_opened_ = reopens_ = false;
+    settled_ = saved_last_ = all_opened_ = reopens_ = pauses_ = false;
     openings_failed_ = 0;
     reopen_at_.reset();
     if (!first) {
@@ -305,6 +316,7 @@ absl::Status ElasticRun::Settle() {
     carriers_ = carries_ ? comm_->size() : 0;
   }
   settled_ = true;
+  if (session_->rank() == 0) session_->ReportPause(false);
   SayWhere();
   return absl::OkStatus();
 }
@@ -496,6 +508,7 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
         "the gradients of this step were not reduced: it would come for ever");
   phase_ = Phase::kIdle;
   held_ = -1;
+  if (std::exchange(pauses_, false) && Armed() && PauseForOthers(*session_)) LeaveComm();
   for (;;) {
     if (!Armed()) GT_RETURN_IF_ERROR(Form());
     StepPlace place;
@@ -687,8 +700,9 @@ absl::Status ElasticRun::ReduceGradients() {
   const bool opens = checkpoints_.opening() && !checkpoints_.Opened();
   const bool reopens = session_->rank() == 0 && reopen_at_ && RealClock().Now() >= *reopen_at_;
   const bool stops = wants_stop_ || session_->StopRequested();
-  std::array<double, 4> sums = {place_.speaks ? loss_ : 0.0, stops ? 1.0 : 0.0, opens ? 1.0 : 0.0,
-                                reopens ? 1.0 : 0.0};
+  const bool pauses = session_->PauseRequested();
+  std::array<double, kLosses> sums = {place_.speaks ? loss_ : 0.0, stops ? 1.0 : 0.0, opens ? 1.0 : 0.0,
+                                reopens ? 1.0 : 0.0, pauses ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
   comm_->SetTimeout(timeout);
   loss_ = (parts_->bitwise() ? loss_ : sums[0]) / batch;
@@ -696,6 +710,7 @@ absl::Status ElasticRun::ReduceGradients() {
   stop_ = stop_ || sums[1] > 0;
   all_opened_ = sums[2] == 0;
   reopens_ = sums[3] > 0;
+  pauses_ = sums[4] > 0 && !stop_;
   return absl::OkStatus();
 }
 

@@ -11,7 +11,7 @@
 //
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
-// a larger one), one of 32 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
+// a larger one), one of 40 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
 // communicator, an all-gather of 120 bytes a rank and, where a rank is new, its state: each rank that has it
 // sends its share of it once (elastic/plan/hand_over.h), while it computes its first step, and waits in the
 // reduction of that step for those that are new, as these do for each other: several new ones split off a
@@ -91,6 +91,9 @@ struct StepPlace {
 
 class ElasticRun {
  public:
+  // Values of the all-reduce behind the gradients, of float64: the loss, and what ranks tell each other.
+  static constexpr size_t kLosses = 5;
+
   // The session joined to stay, or is of a program that was started by hand.
   ElasticRun(std::shared_ptr<Session> session, ElasticOptions options);
   ~ElasticRun();
@@ -278,6 +281,7 @@ class ElasticRun {
   double loss_ = 0;                // mean of the step that is held
   bool has_loss_ = false;
   bool wants_stop_ = false;  // this rank's program
+  bool pauses_ = false;      // all stand still before the next step, for others to come
   bool stop_ = false, saved_last_ = false, said_end_ = false;
   int64_t reforms_ = 0;
 

@@ -1,6 +1,7 @@
 // Elastic runs whose generations end at any time: members wait without a place and come back with what they
 // had, and others come while all compute.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <deque>
 #include <numeric>
@@ -164,6 +165,61 @@ TEST(ElasticLeftOut, WhoWaitedReducesNothingThatItOnceComputed) {
   }
 }
 
+// Ranks that are asked to end their generation behind a step, and by whom each of their steps was computed.
+struct PausedJob {
+  ThreadJob job;
+  std::vector<Points> points = std::vector<Points>(3);
+  std::array<std::array<std::atomic<size_t>, 20>, 2> began = {}, times = {};  // of process and step
+
+  PausedJob() {
+    for (size_t process = 0; process < 2; ++process) {
+      points[process].timeout = absl::Seconds(30);
+      points[process].computes = [this, process](int64_t step) {
+        began[process][static_cast<size_t>(step)] = job.generations();
+        ++times[process][static_cast<size_t>(step)];
+        if (process == 1 && step == 4 && job.generations() == 1) job.pause = true;
+      };
+      points[process].reduces = [this](int64_t step) {  // all have heard of it before the sum
+        EXPECT_TRUE(step != 4 || Until([&] { return job.pause || job.generations() > 1; }));
+      };
+    }
+    points[2].timeout = absl::Seconds(30);
+  }
+  void ExpectWhole(const std::vector<Process>& all, size_t processes) {
+    for (size_t process = 0; process < processes; ++process) {
+      EXPECT_TRUE(all[process].status.ok()) << all[process].status;
+      EXPECT_EQ(all[process].weights, Reference(12)) << process;
+    }
+    for (const auto& of_one : times) {
+      for (size_t step = 1; step <= 12; ++step) EXPECT_EQ(of_one[step], 1) << "step " << step;
+    }
+  }
+};
+
+// Others come between two steps: nothing is interrupted, and the new generation has all of the next step for
+// what it hands over.
+TEST(ElasticLeftOut, WhoIsAskedToPauseEndsItsGenerationBehindAStep) {
+  PausedJob paused;
+  paused.job.paused = [&] { paused.job.Begin({0, 1, 2}); };
+  paused.ExpectWhole(RunAll(&paused.job, 2, 12, paused.points), 3);
+  for (const auto& began : paused.began) {
+    EXPECT_EQ(began[4], 1);
+    EXPECT_EQ(began[5], 2);
+  }
+}
+
+// Nobody comes: they go on in their generation after a moment, and may be asked again.
+TEST(ElasticLeftOut, WhoPausesInVainGoesOn) {
+  PausedJob paused;
+  paused.points.resize(2);
+  int pauses = 0;
+  paused.job.paused = [&] { ++pauses; };
+  paused.ExpectWhole(RunAll(&paused.job, 2, 12, paused.points), 2);
+  EXPECT_EQ(pauses, 1);
+  EXPECT_EQ(paused.job.goes_on, 2) << "when its generation began, and when the pause was over";
+  EXPECT_EQ(paused.job.generations(), 1);
+}
+
 // A stop that one rank did not hear of; who heard of it waits, and brings it back.
 TEST(ElasticLeftOut, AStopThatComesBackEndsAllBehindOneStep) {
   ThreadJob job;
@@ -171,7 +227,7 @@ TEST(ElasticLeftOut, AStopThatComesBackEndsAllBehindOneStep) {
   points[0].timeout = points[1].timeout = absl::Seconds(30);
   points[0].stops_at = 4;
   points[1].after_sum = [&](int64_t step, size_t count) -> absl::Status {
-    if (count != 4 || step != 4 || job.generations() > 1) return absl::OkStatus();
+    if (count != ElasticRun::kLosses || step != 4 || job.generations() > 1) return absl::OkStatus();
     job.Begin({1});
     return absl::UnavailableError("the test ends this generation");
   };

@@ -146,12 +146,12 @@ class MeshJob {
         return absl::UnavailableError("the test ends this generation");
       };
     };
-    const auto at_axis = lose(At::kAxis, kProbe), at_sum = lose(At::kSummed, 4);
+    const auto at_axis = lose(At::kAxis, kProbe), at_sum = lose(At::kSummed, ElasticRun::kLosses);
     session->hooks.before_all_reduce = [&](size_t count, DType dtype) -> absl::Status {
       GT_RETURN_IF_ERROR(at_axis(count, dtype));
       return at_sum(count, dtype);
     };
-    session->hooks.after_all_reduce = lose(At::kUntold, 4);
+    session->hooks.after_all_reduce = lose(At::kUntold, ElasticRun::kLosses);
     std::atomic<bool> dies_beside{false};
     session->hooks.before_start = [&](absl::Span<const Message> messages) -> absl::Status {
       const bool sends = messages[0].kind == Message::Kind::kSend && messages[0].dtype == DType::kUint8;

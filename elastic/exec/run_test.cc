@@ -138,8 +138,8 @@ class Job {
     std::atomic<int64_t> now{0};  // hooks are called by the thread that opens checkpoints, too
     const auto lose = [&](At losses, At sum) {
       return [&, losses, sum](size_t count, DType dtype) -> absl::Status {
-        const bool either = dtype == DType::kFloat64 && (count == 4 || count == 1);
-        if (!either || Due(now, count == 4 ? losses : sum, process) == nullptr) return absl::OkStatus();
+        const bool either = dtype == DType::kFloat64 && (count == ElasticRun::kLosses || count == 1);
+        if (!either || Due(now, count == ElasticRun::kLosses ? losses : sum, process) == nullptr) return absl::OkStatus();
         return absl::UnavailableError("the test ends this generation");
       };
     };

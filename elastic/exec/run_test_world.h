@@ -54,6 +54,10 @@ class ThreadJob {
 
   bool waits =
       false;  // a process that has no place in a generation waits for a later one. Set before all else
+  // Its ranks are asked to stand still behind a step; `paused` is called when rank 0 says so.
+  std::atomic<bool> pause{false};
+  std::function<void()> paused = [] {};  // set before all else
+  std::atomic<int> goes_on{0};           // rank 0 said so many times that they may be asked to
   std::atomic<int> storage_errors{0};  // that processes have said
   int ranks_a_machine = 1 << 20;       // set before all else
   std::vector<MeshAxis> mesh;          // dp first, of any size; empty: the job has none. Set before all else
@@ -154,6 +158,11 @@ class ThreadSession final : public Session {
   void CountStall(absl::Duration) override {}
   absl::Status Alive() const override { return place().bootstrap->Alive(); }
   bool StopRequested() const override { return false; }
+  bool PauseRequested() const override { return rank() == 0 && job_->pause; }
+  void ReportPause(bool paused) override {
+    job_->goes_on += paused ? 0 : 1;
+    if (paused && job_->pause.exchange(false)) job_->paused();
+  }
   std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
 
   comm::Hooks hooks;  // of all communicators

@@ -21,9 +21,12 @@
 //                  {"type":"owner","text":"..."}   whose the checkpoint directory is, when that changed
 //                  {"type":"storage","text":"..."}   its checkpoints cannot be read, and why; "": they can
 //                  again
+//                  {"type":"pause","paused":false}   of rank 0: the ranks stand still behind a step when they
+//                  are asked to; true: they do
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
 //                  "left", then the ranks that ended with exit code 0, each after a blank
+//                  "pause", to rank 0: the generation is to be re-formed behind a step
 // Between two generations (`elastic.mode: in-place`): a rank that says kRankStays answers kKeeperRevoked with
 // kRankReleased, and nothing that it sends after that belongs to the ended generation. Then it waits until
 // kKeeperMember gives it the environment that a new process of its next rank would have, or it is ended. Only

@@ -114,6 +114,12 @@ class Session {
   // True once the user asked to stop: save, then exit 0. Every rank may see it at another step;
   // agree on it with an AllReduce(max) before acting.
   virtual bool StopRequested() const = 0;
+  // True on rank 0 once others have come up and the generation is to be re-formed, which costs least between
+  // two steps. Programs whose rank 0 said ReportPause(false) in this generation are asked: the ranks agree
+  // behind which step they stand still, rank 0 says ReportPause(true), and the generation ends within
+  // milliseconds, if nothing is in the way. ReportPause never blocks. Nobody has to: else it ends by itself.
+  virtual bool PauseRequested() const { return false; }
+  virtual void ReportPause(bool /*paused*/) {}
   // Seconds left after a preemption notice.
   virtual std::optional<absl::Duration> PreemptionNotice() const = 0;
 };

@@ -23,6 +23,7 @@ static_assert(std::variant_size_v<core::ClientRequestBody> == 0 GT_REQUESTS(GT_C
 #undef GT_COUNT
 static_assert(static_cast<int>(core::ExitCause::kLost) == static_cast<int>(proto::ExitCause::LOST));
 static_assert(static_cast<int>(core::RankState::kExited) == static_cast<int>(proto::RankState::EXITED));
+static_assert(static_cast<int>(core::RankPause::kPaused) == static_cast<int>(proto::RankPause::PAUSED));
 static_assert(static_cast<int>(core::NoticeKind::kLeave) == static_cast<int>(proto::NoticeKind::LEAVE));
 static_assert(static_cast<int>(core::EndMode::kStopNow) == static_cast<int>(proto::EndMode::STOP_NOW));
 static_assert(static_cast<int>(core::AgentQuery::Kind::kConsole) ==

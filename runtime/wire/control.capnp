@@ -74,6 +74,7 @@ struct Message {
     linkDown @30 :LinkDown;
     keepCopies @31 :KeepCopies;
     ranksLeft @32 :RanksLeft;
+    pauseRanks @33 :PauseRanks;
   }
 }
 
@@ -113,6 +114,7 @@ struct RankExit {
 }
 
 enum RankState { starting @0; running @1; joined @2; exited @3; }
+enum RankPause { never @0; may @1; paused @2; }
 
 struct RankStatus {
   job @0 :Text;
@@ -137,6 +139,7 @@ struct RankStatus {
   stays @19 :Bool;
   hasStalledSeconds @20 :Bool;
   stalledSeconds @21 :Float64;
+  pause @22 :RankPause;
 }
 
 struct HeldGeneration {
@@ -381,6 +384,9 @@ struct ExchangeMissing {
 
 # To the nodes of a generation: its ranks that ended with exit code 0 while others still run.
 struct RanksLeft { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; ranks @3 :List(Int32); }
+
+# To the node of rank 0, whose RankStatus says `pause`: the generation is to be re-formed behind a step.
+struct PauseRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; }
 
 struct ForgetJob { epoch @0 :UInt64; job @1 :Text; }
 

@@ -63,6 +63,7 @@ GT_FIELDS(core::RankStatus) {
   GT_PLAIN(diverged, Diverged);
   GT_PLAIN(stays, Stays);
   GT_OPTIONAL(stalled_seconds, StalledSeconds);
+  GT_ENUM(pause, Pause, core::RankPause::kPaused);
 }
 GT_FIELDS(core::HeldGeneration) {
   GT_ID(job, Job);
@@ -333,6 +334,11 @@ GT_FIELDS(core::RanksLeft) {
   GT_ID(job, Job);
   GT_COUNTER(generation, Generation);
   GT_NUMBER_LIST(ranks, Ranks, kRanksMax, 0, kRanksMax);
+}
+GT_FIELDS(core::PauseRanks) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
 }
 GT_FIELDS(core::ForgetJob) {
   GT_COUNTER(epoch, Epoch);

@@ -171,6 +171,7 @@ std::vector<core::Message> SampleMessages() {
       core::ForgetJob{kEpoch, kJob},
       core::KeepCopies{kEpoch, kJob, "memory", "0a1b"},
       core::RanksLeft{kEpoch, kJob, kGeneration, {1, 3}},
+      core::PauseRanks{kEpoch, kJob, kGeneration},
       core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119), 2},
       core::NoticeSeen{3, SampleNotice()},
       core::AckNotice{kEpoch, 3},

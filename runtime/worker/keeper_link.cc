@@ -37,6 +37,7 @@ constexpr int kIdlePollMs = 500;
 constexpr int kBusyPollMs = 100;
 constexpr absl::Duration kSayWaiting = absl::Seconds(3);
 constexpr absl::Duration kLookWanted = absl::Milliseconds(100);
+constexpr char kPauseText[] = "pause";
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
 // The patience, after a deadline, for the answer to the question which ranks are missing.
 constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
@@ -70,6 +71,8 @@ std::string ToJson(const core::WorkerEffect& effect) {
     json = {{"type", "link"}, {"peer", l->peer}, {"text", l->text}};
   } else if (const auto* n = std::get_if<core::SendNote>(&effect)) {
     json = {{"type", n->kind}, {"text", n->text}};
+  } else if (const auto* w = std::get_if<core::SendPause>(&effect)) {
+    json = {{"type", "pause"}, {"paused", w->paused}};
   }
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -441,6 +444,10 @@ bool KeeperLink::stop_requested() const {
   return !Forked() && stop_requested_.load(std::memory_order_relaxed);
 }
 
+bool KeeperLink::pause_requested() const {
+  return !Forked() && pause_requested_.load(std::memory_order_relaxed);
+}
+
 std::optional<Instant> KeeperLink::preempted_at() const {
   if (Forked()) return std::nullopt;
   MutexLock lock(&mutex_);
@@ -452,6 +459,7 @@ void KeeperLink::StepLocked(const core::WorkerEvent& event) {
     QueueLocked(kRankToAgent, ToJson(effect));
   }
   stop_requested_.store(core_.stop_reason().has_value(), std::memory_order_relaxed);
+  pause_requested_.store(core_.pause_requested(), std::memory_order_relaxed);
   const bool over = core_.state() == WorkerCore::State::kOver;
   if (over) membership_->End(core_.over_reason());
   if (!over_.exchange(over, std::memory_order_acq_rel) && over) wakers().WakeAll();
@@ -605,6 +613,7 @@ void KeeperLink::RelayedIn(const std::string& body) {
     return;
   }
   if (auto missing = ParseMissing(body)) StepLocked(*missing);
+  if (body == kPauseText) StepLocked(core::WorkerPause{});
 }
 
 // The last report of the program must not be lost because it ends at once.

@@ -66,6 +66,7 @@ class KeeperLink {
   }
 
   bool stop_requested() const;
+  bool pause_requested() const;
   std::optional<Instant> preempted_at() const;
 
   bool Forked() const { return fork_guard_.Forked(); }
@@ -108,6 +109,7 @@ class KeeperLink {
   std::atomic<bool> over_{false};
   std::atomic<bool> some_left_{false};
   std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> pause_requested_{false};
   std::atomic<uint64_t> collectives_{0};
   std::atomic<int64_t> waited_ns_{0};
   std::atomic<int64_t> stalled_ns_{0};

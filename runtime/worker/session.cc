@@ -74,6 +74,8 @@ class ManagedSession final : public Session, public port::WriterHost {
   }
   absl::Status Alive() const override { return link_.Alive(); }
   bool StopRequested() const override { return link_.stop_requested(); }
+  bool PauseRequested() const override { return link_.pause_requested(); }
+  void ReportPause(bool paused) override { link_.Report(core::WorkerPauses{paused}); }
   std::optional<absl::Duration> PreemptionNotice() const override {
     const std::optional<Instant> at = link_.preempted_at();
     if (!at) return std::nullopt;

@@ -147,11 +147,13 @@ std::vector<std::string> Life() {
                 keeper::RelayUp{1, rank, 2, R"({"type":"exchange","sequence":0,"blob":"aGk="})"},
                 keeper::RelayUp{1, rank, 3, R"({"type":"progress","step":4,"loss":0.5})"},
                 keeper::RelayUp{1, rank, 4, R"({"type":"checkpoint","step":4,"timeline":1,"manifest":"m"})"},
+                keeper::RelayUp{1, rank, 5, R"({"type":"pause","paused":true})"},
                 keeper::Output{1, rank, false, 20, 0, "step 7\nstep 8\n"},
                 keeper::ReportBytes{1, rank, "{\"step\": 9, \"checkpoint\": 9}\n"}}));
   }
   steps.push_back(Head(core::ExchangeMissing{{3}, kJob, {1}, 1, {1}}));
   steps.push_back(Head(core::RanksLeft{{3}, kJob, {1}, {1}}));
+  steps.push_back(Head(core::PauseRanks{{3}, kJob, {1}}));
   steps.push_back(Head(core::ExchangeTable{{3}, kJob, {1}, 1, {"a", "b"}}));
   steps.push_back(Head(core::NoticeRanks{{3}, kJob, {1}, absl::Seconds(120)}));
   steps.push_back(Head(core::AckNotice{{3}, 1}));

@@ -87,6 +87,9 @@ struct Printer {
   std::string operator()(const core::RanksLeft& m) const {
     return absl::StrCat("RanksLeft ", m.job.value, " g", m.generation.value, ": ", PrintRanks(m.ranks));
   }
+  std::string operator()(const core::PauseRanks& m) const {
+    return absl::StrCat("PauseRanks ", m.job.value, " g", m.generation.value);
+  }
   std::string operator()(const core::AckNotice& m) const { return absl::StrCat("AckNotice ", m.sequence); }
   std::string operator()(const core::NoticeRanks& m) const {
     return absl::StrCat("NoticeRanks ", m.job.value, " g", m.generation.value, ": ", PrintDuration(m.left),

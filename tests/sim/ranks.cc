@@ -8,10 +8,15 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "elastic/plan/agree.h"
+#include "runtime/core/agent/rank_reports.h"
 #include "runtime/core/values/rank_notes.h"
 #include "tests/sim/checker.h"
 
 namespace gtrain::sim {
+
+namespace {
+constexpr int64_t kPause = 2 * kSec;
+}  // namespace
 
 int64_t Training::TimeOf(int64_t rate) const {
   if (rate == 0) return 0;
@@ -206,6 +211,8 @@ void Ranks::Do(const RankPtr& rank, core::WorkerStepResult result) {
     if (const auto* link = std::get_if<core::SendLinkDown>(&effect)) {
       rank->relay(absl::StrCat(R"({"type":"link","peer":)", link->peer, R"(,"text":")", link->text, "\"}"));
     }
+    if (const auto* pause = std::get_if<core::SendPause>(&effect))
+      rank->relay(absl::StrCat(R"({"type":"pause","paused":)", pause->paused ? "true}" : "false}"));
     if (const auto* note = std::get_if<core::SendNote>(&effect)) {
       rank->relay(absl::StrCat(R"({"type":")", note->kind, R"(","text":")", note->text, "\"}"));
     }
@@ -215,6 +222,8 @@ void Ranks::Do(const RankPtr& rank, core::WorkerStepResult result) {
 void Ranks::FromAgent(const RankPtr& rank, const std::string& text) {
   if (!rank->alive || !rank->worker || rank->hung) return;
   if (rank->frozen) return rank->unread.push_back(text);
+  if (text == core::kPauseText)
+    return Do(rank, rank->worker->Step(core::WorkerPause{}, kernel_.Now()));
   const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
   core::WorkerTable event;
   if (lines.empty() || !absl::StartsWith(lines[0], "table ")) return;
@@ -342,6 +351,8 @@ void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleC
   kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " trains from step ",
                gang.step);
   if (on_begin) on_begin(gang);
+  const RankPtr speaker = gang.ranks.at(0);
+  Do(speaker, speaker->worker->Step(core::WorkerPauses{false}, kernel_.Now()));
   Compute(gang, first.computes);
   for (const auto& [number, rank] : gang.ranks) rank->share = first.shares[static_cast<size_t>(number)];
   kernel_.After(first.takes, [this, job, generation] { Tick(job, generation); });
@@ -413,7 +424,24 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
       checker_.RankLies(*rank, kLie);
     }
   }
-  kernel_.After(StepTime(gang), [this, job, generation] { Tick(job, generation); });
+  const int64_t pause = CanStep(gang) && Pauses(gang) ? kPause : 0;
+  kernel_.After(pause + StepTime(gang), [this, job, generation] { Tick(job, generation); });
+}
+
+// As elastic/exec/elastic_run.cc: they stand still for others, who come, or do not.
+bool Ranks::Pauses(Gang& gang) {
+  const RankPtr rank = gang.ranks.at(0);
+  if (!ProgramOf(gang.job).training || !rank->worker || !rank->worker->pause_requested()) return false;
+  ++kernel_.counts["pause for others"];
+  Compute(gang, 0);
+  Do(rank, rank->worker->Step(core::WorkerPauses{true}, kernel_.Now()));
+  kernel_.After(kPause, [this, job = gang.job, generation = gang.generation, rank] {
+    Gang& paused = gangs_[{job, generation}];
+    if (!CanStep(paused)) return;
+    Do(rank, rank->worker->Step(core::WorkerPauses{false}, kernel_.Now()));
+    Compute(paused, StepTime(paused));
+  });
+  return true;
 }
 
 // A rank that waits long finds out which way is broken (comm/ucx/link_probe.h); either side may be the first,

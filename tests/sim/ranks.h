@@ -112,6 +112,7 @@ struct Gang {
   sharding::SampleCursor cursor;
   int64_t saved_at = 0;  // or began
   bool saved_for_notice = false;
+  bool pauses = false;  // rank 0 was asked to stand still behind a step
 };
 // False: the process is kept, or is a member of a later gang.
 bool IsOf(const RankProcess& rank, const Gang& gang);
@@ -192,6 +193,7 @@ class Ranks {
   void Tick(const JobId& job, uint64_t generation);
   bool CanStep(const Gang& gang) const;
   void Report(Gang& gang);
+  bool Pauses(Gang& gang);
   void ReportLinks(const Gang& gang);
   void Do(const RankPtr& rank, core::WorkerStepResult result);
 

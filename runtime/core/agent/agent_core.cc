@@ -110,6 +110,7 @@ void AgentCore::Impl::OnMessage(const Message& message, const StartFacts& facts)
                         [&](const ExchangeTable& m) { exchanges_.OnTable(m); },
                         [&](const ExchangeMissing& m) { exchanges_.OnMissing(m); },
                         [&](const RanksLeft& m) { generations_.OnRanksLeft(m); },
+                        [&](const PauseRanks& m) { generations_.OnPauseRanks(m); },
                         [&](const ForgetJob& m) { generations_.OnForget(m); },
                         [&](const KeepCopies& m) { copies_.OnKeepCopies(m); },
                         [&](const AckNotice& m) { notice_.OnAck(m); },

@@ -129,6 +129,13 @@ void Generations::OnRanksLeft(const RanksLeft& left) {
   }
 }
 
+// Rank 0 tells the others, with the next step.
+void Generations::OnPauseRanks(const PauseRanks& pause) {
+  const AgentGeneration* generation = model_.Find(pause.job, pause.generation);
+  if (generation == nullptr || generation->gone || !generation->ranks.contains(0)) return;
+  context_.Command(pause.job, keeper::Relay{pause.generation.value, 0, kPauseText});
+}
+
 // ---------------------------------------------------------------- keepers
 
 void Generations::OnKeeperLost(const KeeperLost& event) {

@@ -26,6 +26,7 @@ class Generations {
   void OnForget(const ForgetJob& forget);
   void OnNoticeRanks(const NoticeRanks& notice);
   void OnRanksLeft(const RanksLeft& left);
+  void OnPauseRanks(const PauseRanks& pause);
 
   // The keeper of a job says these.
   void OnState(const JobId& job, const keeper::State& state);

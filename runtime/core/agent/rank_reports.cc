@@ -105,6 +105,10 @@ RankSaid ReadRelay(const std::string& json) {
     said.peer = static_cast<int>(*peer);
     said.text = Printable(TextOf(object, "text").substr(0, kLinkTextBytesMax));
   }
+  if (type == "pause") {
+    said.kind = RankSaid::Kind::kPause;
+    said.paused = object.value("paused", Json()) == Json(true);
+  }
   if (IsRankNote(type)) {
     said.kind = RankSaid::Kind::kNote;
     said.note = type;

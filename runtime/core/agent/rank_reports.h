@@ -30,7 +30,8 @@ struct RankSaid {
     kProgress,
     kCheckpoint,
     kLink,
-    kNote
+    kNote,
+    kPause
   } kind = Kind::kNothing;
   std::optional<int64_t> step;
   std::optional<double> loss;     // not finite: the training has diverged
@@ -44,6 +45,7 @@ struct RankSaid {
   std::string manifest;                  // kCheckpoint
   bool checkpoint = false;               // a report line that names a checkpoint
   int peer = 0;                          // kLink: the rank that is not reached
+  bool paused = false;                   // kPause: they stand still; else they may, when they are asked to
   std::string note;                      // kNote: which (rank_notes.h)
   std::string text;  // kLink, kCheckpoint (how often there is one), kNote: printable, bounded
 };
@@ -58,6 +60,7 @@ std::string TableText(uint64_t sequence, const std::vector<std::string>& blobs);
 std::string MissingText(uint64_t sequence, const std::vector<int>& ranks);
 // "left" and the ranks that ended with exit code 0, each after a blank.
 std::string LeftText(const std::vector<int>& ranks);
+inline constexpr char kPauseText[] = "pause";
 
 // Cuts a byte stream into lines at \n and \r; a line longer than `bytes_max` is cut there (fault P9).
 class LineCutter {

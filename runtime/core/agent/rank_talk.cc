@@ -73,6 +73,11 @@ void RankTalk::Apply(const JobId& job, AgentGeneration& generation, int number, 
     head_.HurryHeartbeat();
   }
   rank.status_changed = true;
+  if (said.kind == RankSaid::Kind::kPause) {
+    rank.status.pause = said.paused ? RankPause::kPaused : RankPause::kMay;
+    // They stand still until the head has heard.
+    if (said.paused) context_.Tell(RanksStarted{job, generation.generation, {rank.status}});
+  }
   if (said.kind == RankSaid::Kind::kCheckpoint || said.checkpoint) {
     const Timeline timeline = said.timeline ? Timeline{*said.timeline} : generation.timeline;
     generation.checkpoint = CheckpointReport{job,           generation.generation,

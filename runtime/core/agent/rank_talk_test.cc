@@ -69,6 +69,25 @@ TEST_F(AgentCoreTest, OverdueExchangeAsksTheHeadForRanksOfOtherNodes) {
   EXPECT_EQ(Commands<keeper::Relay>()[0].json, "missing 0 2");
 }
 
+// They stand still until the head has heard.
+TEST_F(AgentCoreTest, RanksThatPauseAreAskedByOneAndSaidAtOnce) {
+  Welcome();
+  StartIt(1, 2, 3);
+  FromRank(0, R"({"type":"pause","paused":false})", 1);
+  EXPECT_THAT(Sent<RanksStarted>(), IsEmpty()) << "the next heartbeat says that";
+  EXPECT_EQ(Commands<keeper::AckRelay>().size(), 1u);
+  Step(FromHead{PauseRanks{{5}, kJob, {1}}});
+  ASSERT_EQ(Commands<keeper::Relay>().size(), 1u);
+  EXPECT_EQ(Commands<keeper::Relay>()[0].rank, 0);
+  EXPECT_EQ(Commands<keeper::Relay>()[0].json, "pause");
+  FromRank(0, R"({"type":"pause","paused":true})", 2);
+  ASSERT_EQ(Sent<RanksStarted>().size(), 1u);
+  ASSERT_EQ(Sent<RanksStarted>()[0].ranks.size(), 1u);
+  EXPECT_EQ(Sent<RanksStarted>()[0].ranks[0].pause, RankPause::kPaused);
+  Step(FromHead{PauseRanks{{5}, kJob, {2}}});
+  EXPECT_THAT(Commands<keeper::Relay>(), IsEmpty()) << "of a generation that is not here";
+}
+
 TEST_F(AgentCoreTest, BrokenLinkGoesOnToTheHead_W5) {
   Welcome();
   StartIt(1, 2, 3);

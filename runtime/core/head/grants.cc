@@ -196,6 +196,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.coming.clear();
   job.hung.clear();
   job.join_at.reset();
+  job.pause_asked.reset();
   job.running_since.reset();
   job.waiting.assign(job.record.grant->waiting.size(), WaitingRank{{}, now});
   const GenerationGrant& grant = *job.record.grant;

@@ -150,6 +150,7 @@ struct Job {
   bool stays = false;                               // its processes can go on, as far as this head knows
   std::optional<Instant> running_since;             // all of its ranks have started
   std::optional<Instant> join_at;                   // those that have come up join then, whoever else has not
+  std::optional<Instant> pause_asked;               // its ranks were asked to pause for that
   int join_failures = 0;                            // in a row
   std::optional<Instant> keep_until;                // no longer, where no room is found
   std::set<ProcessId> hung;                         // that are to blame for its end: they do not go on

@@ -22,6 +22,9 @@ constexpr absl::Duration kTryAgain = absl::Seconds(15);
 constexpr int kDoublingsMax = 6;
 // A generation of a program that reports no steps is given so long before it is re-formed.
 constexpr absl::Duration kStepsBy = absl::Seconds(5);
+// And its ranks, to stand still behind a step: this, or a few steps that are longer.
+constexpr absl::Duration kPauseBy = absl::Seconds(30), kPauseByMost = absl::Minutes(10);
+constexpr double kStepsToPause = 3;
 
 WaitingRank* Find(Job& job, int number) {
   const size_t index = static_cast<size_t>(number) - job.ranks.size();
@@ -55,10 +58,18 @@ absl::Duration TryAgain(Job& job) {
   return kTryAgain * (1 << std::min(job.join_failures++, kDoublingsMax));
 }
 
+absl::Duration PauseBy(const Job& job) {
+  if (job.steps_per_second <= 0) return kPauseBy;
+  return std::clamp(absl::Seconds(kStepsToPause / job.steps_per_second), kPauseBy, kPauseByMost);
+}
+
 // Each generation makes a step: else those that go on would stand still for as long as others come.
 std::optional<Instant> DueAt(const Job& job) {
-  if (!job.join_at || job.low_step || !job.running_since) return job.join_at;
-  return std::max(*job.join_at, *job.running_since + kStepsBy);
+  std::optional<Instant> due = job.join_at;
+  if (due && !job.low_step && job.running_since) due = std::max(*due, *job.running_since + kStepsBy);
+  if (due && job.pause_asked && job.ranks[0].status.pause == RankPause::kMay)
+    due = std::max(*due, *job.pause_asked + PauseBy(job));
+  return due;
 }
 
 }  // namespace
@@ -76,6 +87,24 @@ void Newcomers::OnStatus(Job& job, const RankStatus& status, Instant now) {
   if (was_over || IsReady(*one) != was_ready) Consider(job, now);
 }
 
+// Ranks that have stood still in vain go on, and are asked anew.
+void Newcomers::OnPause(Job& job, Instant now) {
+  if (job.ranks[0].status.pause != RankPause::kPaused) job.pause_asked.reset();
+  Consider(job, now);
+}
+
+// Asks them where that was not done yet. False: they stand still, or are not waited for.
+bool Newcomers::AwaitsPause(Job& job, Instant now) {
+  if (job.ranks[0].status.pause != RankPause::kMay) return false;
+  if (!job.pause_asked) {
+    GT_PROBE("head.asks_to_pause");
+    job.pause_asked = now;
+    context_.Send(job.record.grant->ranks[0].node, SendKind::kReply,
+                  PauseRanks{model_.epoch(), job.record.id, job.record.generation});
+  }
+  return now < *job.pause_asked + PauseBy(job);
+}
+
 void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   WaitingRank* one = Find(job, exit.rank);
   if (one == nullptr || one->ended || !job.Live()) return;
@@ -88,6 +117,13 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
                    ". Its log: gtrain logs ", job.record.id.value, " --generation ",
                    job.record.generation.value, " --rank ", exit.rank));
   context_.Dirty(job);
+  PlanAnew(job, now);
+}
+
+// Of what was planned with one that is gone.
+void Newcomers::PlanAnew(Job& job, Instant now) {
+  job.join_at.reset();
+  job.pause_asked.reset();
   Consider(job, now);
 }
 
@@ -97,7 +133,7 @@ void Newcomers::OnNodeLost(Job& job, const NodeId& node, Instant now) {
     if (job.record.grant->waiting[i].node != node || job.waiting[i].over) continue;
     any = job.waiting[i].over = true;
   }
-  if (any) Consider(job, now);
+  if (any) PlanAnew(job, now);
 }
 
 // What the node does not hold any more has ended, and an earlier head was told so.
@@ -110,7 +146,7 @@ void Newcomers::OnHeld(Job& job, const NodeId& node, const HeldGeneration& held,
     any = any || !job.waiting[i].over;
     job.waiting[i].over = job.waiting[i].ended = true;
   }
-  if (any) Consider(job, now);
+  if (any) PlanAnew(job, now);
 }
 
 // A process that does not come up holds its room for nothing.
@@ -164,7 +200,7 @@ void Newcomers::Plan(Job& job, const Count& count, Instant now) {
   if (lacks && !job.join_at) job.join_at = now + TryAgain(job);
   if (joins && !job.join_at) job.join_at = now + kJoinBatch;
   if (joins && (all_ready || ready >= wanted)) job.join_at = now;
-  if (!lacks && !joins) job.join_at.reset();
+  if (!lacks && !joins) job.join_at.reset(), job.pause_asked.reset();
 }
 
 void Newcomers::Consider(Job& job, Instant now) {
@@ -179,6 +215,7 @@ void Newcomers::Consider(Job& job, Instant now) {
   if (!model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now)) {
     job.join_at = now + context_.config().heartbeat_interval;
   } else if (joins || HasRoom(job, count.open)) {
+    if (AwaitsPause(job, now)) return;
     Join(job, joins ? std::min(count.ready, count.wanted) : 0, now);
   } else {
     job.join_at = now + TryAgain(job);

@@ -8,10 +8,14 @@
 // there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
 // ranks made a step, nor while a node is silent.
 //
+// Where rank 0 says that its ranks can stand still behind a step (gtrain::Elastic), they are asked to before
+// that, and given the time of a few steps: the newcomers then get the state beside all of the next one, and
+// not behind what had been computed when the generation ended.
+//
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at w
 // processes beside n ranks costs O(n + w), and a placement where it is due: one for each process that comes
 // up or ends, one when the ranks have stepped and one a tick. Re-forming costs a generation: a revoke, a word
-// that it is over and a grant for each node, two commits.
+// that it is over and a grant for each node, two commits; a pause two messages, whatever n is.
 #pragma once
 #include <optional>
 
@@ -34,6 +38,8 @@ class Newcomers {
   void OnExit(Job& job, const RankExit& exit, Instant now);
   void OnHeld(Job& job, const NodeId& node, const HeldGeneration& held, Instant now);
   void OnNodeLost(Job& job, const NodeId& node, Instant now);
+  // Whether they stand still has changed.
+  void OnPause(Job& job, Instant now);
   // Re-forms the generation where that is due.
   void Consider(Job& job, Instant now);
   std::optional<Instant> NextDeadline(const Job& job) const;
@@ -46,6 +52,8 @@ class Newcomers {
     bool all_ready = false;  // nobody is on the way any more
   };
   static Count CountOf(const Job& job);
+  void PlanAnew(Job& job, Instant now);
+  bool AwaitsPause(Job& job, Instant now);
   static void Plan(Job& job, const Count& count, Instant now);
   void GiveUpLate(Job& job, Instant now);
   bool HasRoom(const Job& job, int open);

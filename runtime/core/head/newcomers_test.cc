@@ -226,6 +226,65 @@ TEST_F(NewcomersTest, APartnerThatEndsIsStartedAnew) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
+// Ranks that can stand still behind a step are asked to, and interrupted only when they do not come to it.
+class PauseTest : public NewcomersTest {
+ protected:
+  void Say(RankPause pause) {
+    RankStatus status = NewcomersTest::Step(job_, 2, 0, 6);
+    status.pause = pause;
+    FromNode(first_, RanksStarted{job_, {2}, {status}});
+  }
+  // Three ranks make a step, and a fourth has come up.
+  void SetUp() override {
+    NewcomersTest::SetUp();
+    job_ = ThreeGoOn("train 2 4 in-place");
+    StartRanks(job_);
+    first_ = Newest().ranks[0].node.value;
+    Steps(job_, 2, 6);
+    Say(RankPause::kMay);
+    sent_.clear();
+    IsNow("1", job_, 2, 3, RankState::kJoined);
+  }
+  JobId job_;
+  std::string first_;  // the node of rank 0
+};
+
+TEST_F(PauseTest, TheGenerationEndsWhenItsRanksStandStill) {
+  ASSERT_THAT(Sent<PauseRanks>(), SizeIs(1));
+  EXPECT_EQ(Sent<PauseRanks>()[0].first, first_) << "rank 0 tells the others";
+  EXPECT_EQ(Sent<PauseRanks>()[0].second.generation, Generation{2});
+  Pass(absl::Seconds(5), {"1", "2"});
+  EXPECT_THAT(Sent<PauseRanks>(), SizeIs(1)) << "once";
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Say(RankPause::kPaused);
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
+}
+
+TEST_F(PauseTest, WhoDoesNotComeToTheEndOfAStepIsInterrupted) {
+  Pass(absl::Seconds(28), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(4), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+}
+
+TEST_F(PauseTest, ALossDoesNotWaitForThePause) {
+  Kill("2", job_, 2, 1);
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+}
+
+TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
+  Kill("1", job_, 2, 3);  // who was to come
+  Say(RankPause::kPaused);
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "for whom?";
+  Say(RankPause::kMay);
+  sent_.clear();
+  Pass(absl::Seconds(40), {"1", "2"});
+  EXPECT_THAT(Sent<PauseRanks>(), SizeIs(1)) << "another is to be started";
+  Say(RankPause::kPaused);
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+}
+
 // P1: a process that was to go on had died when its grant came. The others do not wait for another one.
 TEST_F(NewcomersTest, WithoutWhoDiedBeforeItsGrantTheOthersGoOn_P1) {
   const JobId job = ThreeGoOn("train 2 4 in-place");

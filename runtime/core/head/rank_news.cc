@@ -68,6 +68,7 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   RankLive& rank = job->ranks[status.rank];
   if (status.step && status.step != rank.status.step) rank.stepped_at = now;
   MeasureGoodput(*job, rank, status, now);
+  const RankPause pause = rank.status.pause;
   job->SetStatus(rank, status);
   stalls_.CountIdle(*job, rank, now);
   const bool stayed = job->stays, stepped = job->low_step.has_value();
@@ -79,6 +80,7 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   progress_.MeasurePace(*job, rank);
   progress_.UpdateProgress(*job, now);
   RunningIfAllStarted(*job, now);
+  if (status.rank == 0 && status.pause != pause) newcomers_.OnPause(*job, now);
   // What they wait for comes once a generation: a look after each status would cost n * n a round.
   if (job->stays == stayed && job->low_step.has_value() == stepped) return;
   if (job->ProcessesStay() && job->Size() < job->demand.max) sizing_.OweLooks();

@@ -63,7 +63,8 @@ struct RequestRule {
   X(ExchangeMissing, EXCHANGE_MISSING, kHead, kSmall)          \
   X(LinkDown, LINK_DOWN, kAgent, kSmall)                       \
   X(KeepCopies, KEEP_COPIES, kHead, kSmall)                    \
-  X(RanksLeft, RANKS_LEFT, kHead, kSmall)
+  X(RanksLeft, RANKS_LEFT, kHead, kSmall)                      \
+  X(PauseRanks, PAUSE_RANKS, kHead, kSmall)
 
 // X(type, its name in control.capnp, enumerator there, name for people, changes, admin, user, readonly). The
 // list of all jobs, without their output, is for everyone who may read.

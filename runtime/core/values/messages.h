@@ -74,6 +74,9 @@ struct RankExit {
 };
 
 enum class RankState { kStarting, kRunning, kJoined, kExited };
+// Whether the ranks of a program end a step together and stand still behind it when they are asked to
+// (PauseRanks). One rank says it for all.
+enum class RankPause { kNever, kMay, kPaused };
 
 // Last known of a live rank; sent when it changed, at most once a heartbeat.
 struct RankStatus {
@@ -97,6 +100,7 @@ struct RankStatus {
   bool stays = false;     // its program said that it can go on in another generation
   // The time for which checkpoints held it up since it joined, by its own clock; none of an older library.
   std::optional<double> stalled_seconds;
+  RankPause pause = RankPause::kNever;
   bool operator==(const RankStatus&) const = default;
 };
 
@@ -458,6 +462,15 @@ struct RanksLeft {
   bool operator==(const RanksLeft&) const = default;
 };
 
+// To the node of rank 0: the generation is to be re-formed, and that loses nothing between two steps. The
+// ranks pause behind one that all have made, for a moment; rank 0 says so, and the head revokes.
+struct PauseRanks {
+  HeadEpoch epoch;
+  JobId job;
+  Generation generation;
+  bool operator==(const PauseRanks&) const = default;
+};
+
 struct ExchangeTable {
   HeadEpoch epoch;
   JobId job;
@@ -549,6 +562,7 @@ using Message =
                  CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
                  StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
                  AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply, GenerationDescribed,
-                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies, RanksLeft>;
+                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies, RanksLeft,
+                 PauseRanks>;
 
 }  // namespace gtrain::core

@@ -122,6 +122,18 @@ WorkerStepResult WorkerCore::On(const WorkerNote& e, Instant) {
   return {{SendNote{e.kind, e.text}}, absl::StrCat(e.kind, ": ", e.text)};
 }
 
+WorkerStepResult WorkerCore::On(const WorkerPause&, Instant) {
+  pause_requested_ = state_ != State::kOver;
+  return {{}, "the ranks are to stand still behind a step"};
+}
+
+// What was asked for has come; the next request is another one.
+WorkerStepResult WorkerCore::On(const WorkerPauses& e, Instant) {
+  if (state_ == State::kOver) return {{}, "the generation is over: it is what they pause for"};
+  pause_requested_ = false;
+  return {{SendPause{e.paused}}, e.paused ? "the ranks stand still" : "the ranks may be asked to pause"};
+}
+
 WorkerStepResult WorkerCore::On(const WorkerCollectives& e, Instant now) {
   const bool stalled = e.stalled > (pace_ ? pace_->stalled : absl::ZeroDuration());
   if (state_ == State::kOver || (e.count <= collective_ && !stalled)) return {{}, "no new collective"};

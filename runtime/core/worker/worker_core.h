@@ -79,11 +79,18 @@ struct WorkerCollectives {
   uint64_t count = 0;
   absl::Duration waited, stalled;
 };
+// The head wants the ranks to stand still behind a step.
+struct WorkerPause {};
+// They do, or may, when they are asked to: of rank 0, for all.
+struct WorkerPauses {
+  bool paused = false;
+};
 struct WorkerTick {};
 
 using WorkerEvent = std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing,
                                  WorkerOver, WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint,
-                                 WorkerLinkDown, WorkerNote, WorkerCollectives, WorkerTick, WorkerLeft>;
+                                 WorkerLinkDown, WorkerNote, WorkerCollectives, WorkerTick, WorkerLeft,
+                                 WorkerPause, WorkerPauses>;
 
 // ---------------------------------------------------------------- out
 
@@ -131,8 +138,13 @@ struct SendNote {
   bool operator==(const SendNote&) const = default;
 };
 
-using WorkerEffect =
-    std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint, SendLinkDown, SendNote>;
+struct SendPause {
+  bool paused = false;
+  bool operator==(const SendPause&) const = default;
+};
+
+using WorkerEffect = std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint,
+                                  SendLinkDown, SendNote, SendPause>;
 
 struct WorkerStepResult {
   std::vector<WorkerEffect> effects;  // in this order
@@ -153,6 +165,7 @@ class WorkerCore {
   State state() const { return state_; }
   const std::string& over_reason() const { return over_reason_; }
   const std::optional<std::string>& stop_reason() const { return stop_reason_; }
+  bool pause_requested() const { return pause_requested_; }
   std::optional<Instant> preempted_at() const { return preempted_at_; }
   uint64_t exchanges() const { return exchanges_; }
   // The table of an exchange once; nullopt until it has arrived.
@@ -179,6 +192,8 @@ class WorkerCore {
   WorkerStepResult On(const WorkerLinkDown& e, Instant now);
   WorkerStepResult On(const WorkerNote& e, Instant now);
   WorkerStepResult On(const WorkerCollectives& e, Instant now);
+  WorkerStepResult On(const WorkerPause& e, Instant now);
+  WorkerStepResult On(const WorkerPauses& e, Instant now);
   WorkerStepResult On(const WorkerTick& e, Instant now);
   WorkerStepResult ReportIfDue(Instant now);
 
@@ -186,6 +201,7 @@ class WorkerCore {
   State state_ = State::kNew;
   std::string over_reason_;
   std::optional<std::string> stop_reason_;
+  bool pause_requested_ = false;
   std::optional<Instant> preempted_at_;
 
   uint64_t exchanges_ = 0;

@@ -34,6 +34,20 @@ TEST(WorkerCore, JoinIsExchangeZero) {
   EXPECT_FALSE(core.TakeTable(0)) << "taken once";
 }
 
+TEST(WorkerCore, APauseIsAskedForOnceAndSaid) {
+  WorkerCore core = Joined();
+  EXPECT_THAT(core.Step(WorkerPauses{false}, AtMs(2)).effects, ElementsAre(WorkerEffect(SendPause{false})));
+  EXPECT_FALSE(core.pause_requested());
+  core.Step(WorkerPause{}, AtMs(3));
+  EXPECT_TRUE(core.pause_requested());
+  EXPECT_THAT(core.Step(WorkerPauses{true}, AtMs(4)).effects, ElementsAre(WorkerEffect(SendPause{true})));
+  EXPECT_FALSE(core.pause_requested()) << "else they would stand still behind each step";
+  core.Step(WorkerOver{"others come"}, AtMs(5));
+  EXPECT_THAT(core.Step(WorkerPauses{false}, AtMs(6)).effects, IsEmpty());
+  core.Step(WorkerPause{}, AtMs(7));
+  EXPECT_FALSE(core.pause_requested());
+}
+
 TEST(WorkerCore, W6TablesThatAnswerNothingAreDroppedAndCounted) {
   WorkerCore core = Joined();
   core.Step(WorkerTable{0, {"a", "b"}}, AtMs(2));
