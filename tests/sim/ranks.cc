@@ -278,6 +278,7 @@ void Ranks::Begin(Gang& gang, int64_t step) {
   gang.stepped_at = kernel_.now();
   kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " is whole at step ",
                gang.step);
+  MayPause(gang);
   const int64_t step_time = ProgramOf(gang.job).step_time;
   kernel_.After(step_time, [this, job = gang.job, g = gang.generation] { Tick(job, g); });
 }
@@ -351,8 +352,7 @@ void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleC
   kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " trains from step ",
                gang.step);
   if (on_begin) on_begin(gang);
-  const RankPtr speaker = gang.ranks.at(0);
-  Do(speaker, speaker->worker->Step(core::WorkerPauses{false}, kernel_.Now()));
+  MayPause(gang);
   Compute(gang, first.computes);
   for (const auto& [number, rank] : gang.ranks) rank->share = first.shares[static_cast<size_t>(number)];
   kernel_.After(first.takes, [this, job, generation] { Tick(job, generation); });
@@ -428,18 +428,25 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
   kernel_.After(pause + StepTime(gang), [this, job, generation] { Tick(job, generation); });
 }
 
+void Ranks::MayPause(const Gang& gang) {
+  const RankPtr rank = gang.ranks.at(0);
+  if (!rank->stays || !IsOf(*rank, gang) || !ProgramOf(gang.job).pauses) return;
+  Do(rank, rank->worker->Step(core::WorkerPauses{false}, kernel_.Now()));
+}
+
 // As elastic/exec/elastic_run.cc: they stand still for others, who come, or do not.
 bool Ranks::Pauses(Gang& gang) {
   const RankPtr rank = gang.ranks.at(0);
-  if (!ProgramOf(gang.job).training || !rank->worker || !rank->worker->pause_requested()) return false;
+  if (!rank->worker || !rank->worker->pause_requested()) return false;
   ++kernel_.counts["pause for others"];
-  Compute(gang, 0);
+  if (ProgramOf(gang.job).training) Compute(gang, 0);
   Do(rank, rank->worker->Step(core::WorkerPauses{true}, kernel_.Now()));
   kernel_.After(kPause, [this, job = gang.job, generation = gang.generation, rank] {
     Gang& paused = gangs_[{job, generation}];
     if (!CanStep(paused)) return;
+    ++kernel_.counts["pause in vain"];
     Do(rank, rank->worker->Step(core::WorkerPauses{false}, kernel_.Now()));
-    Compute(paused, StepTime(paused));
+    if (ProgramOf(paused.job).training) Compute(paused, StepTime(paused));
   });
   return true;
 }

@@ -42,6 +42,7 @@ struct Program {
   // How long a process that stays takes at most to let go of its generation, mostly; 0: none does by itself.
   int64_t letting_go = 300 * kMs;
   double lets_go_late = 0.05;  // part of those that take up to 20 s
+  bool pauses = true;          // between two steps, where it stays and is asked to
   int64_t steps = 0;           // it ends well after so many; 0: never
   int64_t step_time = 10 * kSec;
   int64_t startup = 2 * kSec;
@@ -193,6 +194,7 @@ class Ranks {
   void Tick(const JobId& job, uint64_t generation);
   bool CanStep(const Gang& gang) const;
   void Report(Gang& gang);
+  void MayPause(const Gang& gang);
   bool Pauses(Gang& gang);
   void ReportLinks(const Gang& gang);
   void Do(const RankPtr& rank, core::WorkerStepResult result);

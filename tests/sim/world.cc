@@ -275,6 +275,7 @@ void World::DrawInPlace(Program* program, std::string* text) {
     absl::StrAppend(text, "mesh: {dp: \"*\", tp: ", unit, "}\n");
   }
   if (elastic_rng_.Chance(0.2)) program->letting_go = static_cast<int64_t>(elastic_rng_.Below(10 * kSec));
+  program->pauses = elastic_rng_.Chance(0.7);
 }
 
 void World::Submit(Client& client) {
