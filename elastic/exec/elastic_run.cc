@@ -176,7 +176,7 @@ absl::Status ElasticRun::Form() {
     settled_ = saved_last_ = all_opened_ = reopens_ = pauses_ = false;
     openings_failed_ = 0;
     reopen_at_.reset();
-    if (!first) {
+    if (!first || !session_->has_place()) {
       ++reforms_;
       GT_RETURN_IF_ERROR(session_->Rejoin({.join_timeout = options_.rejoin_timeout, .stays = true}));
     }

@@ -508,11 +508,12 @@ class Elastic {
 inline void Step::SetWritable(bool writable) const { owner_->SetWritable(writable); }
 
 // Joins, runs, and returns the exit code that gtrain understands: 0; 75 to be run again; 1 with the error on
-// stderr. A process that starts beside the others waits in the join until it has a place; from then on they
-// wait for it, so load what is slow before Main.
+// stderr. A process that starts beside the others waits for its place in its first step, so whatever it loads
+// before that holds up nobody (but with a `mesh` of more than dp: there it waits before the program begins, and
+// what is slow is best loaded before Main).
 template <typename Program>
 int Main(int /*argc*/, char** /*argv*/, Program program) {
-  Result<Session> session = Session::Join({.stays = true});
+  Result<Session> session = Session::Join({.stays = true, .place_later = true});
   Status status = session.status();
   if (session.ok()) {
     Elastic run(*std::move(session));

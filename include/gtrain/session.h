@@ -26,6 +26,11 @@ struct SessionOptions {
   // The process goes on in the next generation when this one is over, in a job with `elastic: {mode:
   // in-place}`. Elastic and Rejoin need it.
   bool stays = false;
+  // With `stays`, for a program whose steps are those of an Elastic: a process that was started beside a running
+  // generation waits for its place in its first step and not in the join. What it loads and allocates before
+  // holds up nobody; its rank is a number behind those of the others until then. In a job with a `mesh` of more
+  // than dp it waits in the join, since its part of the model depends on its place.
+  bool place_later = false;
 };
 
 struct ProgressReport {
@@ -76,8 +81,10 @@ class Session {
       });
     }
     gtrain_session* made = nullptr;
-    Status status = internal::Call(options.stays ? gtrain_session_join_to_stay : gtrain_session_join,
-                                   static_cast<int64_t>(options.join_timeout.count()), &made);
+    const auto join = !options.stays        ? gtrain_session_join
+                      : options.place_later ? gtrain_session_join_place_later
+                                            : gtrain_session_join_to_stay;
+    Status status = internal::Call(join, static_cast<int64_t>(options.join_timeout.count()), &made);
     if (!status.ok()) return status;
     return Session(made);
   }

@@ -106,6 +106,7 @@ _FUNCTIONS = {
     "gtrain_set_log": (None, [LOG_FUNCTION, c_void_p]),
     "gtrain_session_join": (c_int, [c_int64, _HANDLE_OUT, _ERROR]),
     "gtrain_session_join_to_stay": (c_int, [c_int64, _HANDLE_OUT, _ERROR]),
+    "gtrain_session_join_place_later": (c_int, [c_int64, _HANDLE_OUT, _ERROR]),
     "gtrain_session_rejoin": (c_int, [c_void_p, c_int64, _ERROR]),
     "gtrain_session_free": (None, [c_void_p]),
     "gtrain_session_rank": (c_int, [c_void_p]),

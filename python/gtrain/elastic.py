@@ -22,7 +22,7 @@ class Elastic:
     """A loop that is right by hand, in a job that restarts, and in a job with `elastic: {mode: in-place}`, where processes live
     through the loss of other ranks: at most the step in flight is computed again.
 
-        with gtrain.Session(stay=True) as session:
+        with gtrain.Session(place_later=True) as session:
             run = gtrain.Elastic(session, samples=60_000, epochs=3, global_batch=48)
             w = run.state("w", np.zeros(10, dtype=np.float32))
             g = run.gradient(np.zeros(10, dtype=np.float32))

@@ -42,14 +42,20 @@ class Session:
     communicator (`session.communicator`, made at the first use) and want one thread at a time.
     """
 
-    def __init__(self, join_timeout=600.0, collective_timeout=600.0, stay=False):
-        """`stay`: the process will rejoin when its generation is over, in a job with `elastic: {mode: in-place}`."""
+    def __init__(self, join_timeout=600.0, collective_timeout=600.0, stay=False, place_later=False):
+        """`stay`: the process will rejoin when its generation is over, in a job with `elastic: {mode: in-place}`.
+
+        `place_later`: it stays, and its steps are those of a gtrain.Elastic. Where it was started beside a running
+        generation it waits for its place in its first step and not here, so what it loads before holds up nobody; its
+        rank is a number behind those of the others until then. With a `mesh` of more than dp it waits here."""
         self._handle = c_void_p()
         self._communicator = None
         self._communicators = weakref.WeakSet()  # all that were made from this session, and their parts
         self._collective_timeout = collective_timeout
         _library.log_to_stderr()
         join = "gtrain_session_join_to_stay" if stay else "gtrain_session_join"
+        if place_later:
+            join = "gtrain_session_join_place_later"
         _library.call(join, milliseconds(join_timeout), byref(self._handle))
         library = _library.load()
         self.managed = bool(library.gtrain_session_managed(self._handle))

@@ -33,6 +33,7 @@ absl::Status ReadSampleOptions(const gtrain_session& session, const gtrain_sampl
   GT_RETURN_IF_ERROR(sharding::CheckSampleName(parts->name));
   parts->by_rank = in.shares == 0;
   const gtrain_session::Place place = Place(&session);
+  if (parts->by_rank && !session.session->has_place()) return absl::OkStatus();  // an elastic run asks again
   parts->shares = in.shares == 0 ? place.world_size : in.shares;
   parts->share = in.shares == 0 ? place.rank : in.share;
   if (parts->shares < 1 || parts->share < 0 || parts->share >= parts->shares) {
@@ -52,6 +53,10 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   auto parts = std::make_shared<gtrain_samples::Parts>();
   parts->session = session->session;
   GT_RETURN_IF_ERROR(ReadSampleOptions(*session, *in, parts.get()));
+  if (parts->by_rank && !session->session->has_place())
+    return absl::FailedPreconditionError(
+        "this process came up beside the ranks and has no place among them before the first step of its "
+        "gtrain_elastic: open the samples behind that, or say `share` and `shares`");
   auto handle = std::make_unique<gtrain_samples>();
   handle->parts = std::move(parts);
   *out = handle.release();

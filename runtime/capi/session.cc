@@ -34,14 +34,14 @@ gtrain_session::Place PlaceOf(const Session& session) {
           session.timeline()};
 }
 
-absl::Status Join(int64_t timeout_ms, bool stays, gtrain_session** out) {
+absl::Status Join(int64_t timeout_ms, const SessionOptions& how, gtrain_session** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
   if (InForkedChild()) return ForkedError();
   SilenceLogOnce();
-  GT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutFrom(timeout_ms));
-  GT_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
-                      Session::Join({.join_timeout = timeout, .stays = stays}));
+  SessionOptions options = how;
+  GT_ASSIGN_OR_RETURN(options.join_timeout, TimeoutFrom(timeout_ms));
+  GT_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Join(options));
   auto handle = std::make_unique<gtrain_session>();
   handle->managed = session->managed();
   handle->job = session->job();
@@ -170,11 +170,18 @@ void gtrain_set_log(gtrain_log_function function, void* user) {
 }
 
 gtrain_status gtrain_session_join(int64_t timeout_ms, gtrain_session** out, gtrain_error* error) {
-  return Call(error, [&] { return gtrain::capi::Join(timeout_ms, false, out); });
+  return Call(error, [&] { return gtrain::capi::Join(timeout_ms, {}, out); });
 }
 
 gtrain_status gtrain_session_join_to_stay(int64_t timeout_ms, gtrain_session** out, gtrain_error* error) {
-  return Call(error, [&] { return gtrain::capi::Join(timeout_ms, true, out); });
+  return Call(error, [&] { return gtrain::capi::Join(timeout_ms, {.stays = true}, out); });
+}
+
+gtrain_status gtrain_session_join_place_later(int64_t timeout_ms, gtrain_session** out,
+                                              gtrain_error* error) {
+  return Call(error, [&] {
+    return gtrain::capi::Join(timeout_ms, {.stays = true, .place_later = true}, out);
+  });
 }
 
 gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t timeout_ms, gtrain_error* error) {

@@ -27,6 +27,10 @@ struct SessionOptions {
   // This process means to call Rejoin when its generation is over. Only a job with `elastic.mode: in-place`
   // lets it; in others it is ended as without this.
   bool stays = false;
+  // Such a process, when it was started beside a generation, does not wait for its place in the join: Rejoin
+  // does, which is to be called first (has_place), so what the program does before holds nobody up. In a job
+  // with a `mesh` of more than dp it waits all the same, for what it prepares depends on its place.
+  bool place_later = false;
 };
 
 // What ranks need to compute the same bits whatever their number (`elastic.determinism: bitwise`).
@@ -70,6 +74,10 @@ class Session {
   // DeadlineExceeded: that took longer than join_timeout. Unavailable: there is none for this process (it did
   // not say `stays`, its job does not allow it, or its keeper is gone): exit 75. FailedPrecondition: by hand.
   virtual absl::Status Rejoin(const SessionOptions& options) = 0;
+
+  // False: this process came up beside a generation and has yet to call Rejoin. Its rank is a number behind
+  // the ranks of that until then, and Alive says Unavailable.
+  virtual bool has_place() const { return true; }
 
   // Of the generation that was joined last.
   virtual int rank() const = 0;

@@ -137,10 +137,11 @@ absl::Status KeeperLink::ForkedError() {
       "this is a forked child of a rank: the session belongs to the process that joined");
 }
 
-KeeperLink::KeeperLink(RankEnvironment environment, bool stays)
+KeeperLink::KeeperLink(RankEnvironment environment, bool stays, bool place_later)
     : job_(environment.job),
       keeper_socket_(environment.keeper_socket),
       stays_(stays && environment.in_place),
+      place_later_(place_later),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       membership_(std::make_shared<Membership>(this, std::move(environment))),
       core_(membership_->world_size()) {}
@@ -229,6 +230,7 @@ absl::Status KeeperLink::Rejoin(absl::Duration timeout) {
     return absl::DeadlineExceededError(
         absl::StrCat("the generation was not over within ", absl::FormatDuration(timeout)));
   if (!stays_ || !keeper_keeps_ranks_) return AliveLocked();
+  if (std::exchange(comes_up_, false)) SendReleasedLocked(membership_->environment().generation);
   for (;;) {
     const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return next_ || !lost_.ok(); };
     // Its keeper says when it is needed, and ends it when it is not: that may take as long as nobody is lost.
@@ -444,6 +446,12 @@ bool KeeperLink::stop_requested() const {
   return !Forked() && stop_requested_.load(std::memory_order_relaxed);
 }
 
+bool KeeperLink::comes_up() const {
+  if (Forked()) return false;
+  MutexLock lock(&mutex_);
+  return comes_up_;
+}
+
 bool KeeperLink::pause_requested() const {
   return !Forked() && pause_requested_.load(std::memory_order_relaxed);
 }
@@ -564,6 +572,7 @@ void KeeperLink::WelcomeIn(const std::string& body) {
   keeper_reuses_arenas_ = (abilities & kKeeperReusesArenas) != 0;
   keeper_keeps_ranks_ = (abilities & kKeeperKeepsRanks) != 0;
   waits_ = (abilities & kKeeperYouWait) != 0;
+  comes_up_ = waits_ && place_later_;
   if (stays_ && keeper_keeps_ranks_) SendLocked(kRankStays, "");
 }
 
@@ -587,9 +596,11 @@ void KeeperLink::RevokedIn(const std::string& reason) {
   uint64_t generation = membership_->environment().generation;
   if (next_) generation = std::exchange(next_, std::nullopt)->generation;
   StepLocked(core::WorkerOver{reason});
-  if (stays_ && keeper_keeps_ranks_) {
-    SendLocked(kRankReleased, std::string(reinterpret_cast<const char*>(&generation), sizeof(generation)));
-  }
+  if (stays_ && keeper_keeps_ranks_ && !comes_up_) SendReleasedLocked(generation);
+}
+
+void KeeperLink::SendReleasedLocked(uint64_t generation) {
+  SendLocked(kRankReleased, std::string(reinterpret_cast<const char*>(&generation), sizeof(generation)));
 }
 
 void KeeperLink::MemberIn(const std::string& environment) {

@@ -27,7 +27,7 @@ namespace gtrain::worker {
 class KeeperLink {
  public:
   // `stays`: the process means to go on in the next generation, where its job lets it.
-  KeeperLink(RankEnvironment environment, bool stays);
+  KeeperLink(RankEnvironment environment, bool stays, bool place_later);
   ~KeeperLink();
   KeeperLink(const KeeperLink&) = delete;
   KeeperLink& operator=(const KeeperLink&) = delete;
@@ -66,6 +66,8 @@ class KeeperLink {
   }
 
   bool stop_requested() const;
+  // It came up beside a generation, and the program has not asked for its place yet (Rejoin).
+  bool comes_up() const;
   bool pause_requested() const;
   std::optional<Instant> preempted_at() const;
 
@@ -85,6 +87,7 @@ class KeeperLink {
   void RelayedIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StepLocked(const core::WorkerEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendReleasedLocked(uint64_t generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int PollMs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayGoodbye(KeeperClient& client);
@@ -102,7 +105,7 @@ class KeeperLink {
 
   const ForkGuard fork_guard_;
   const std::string job_, keeper_socket_;
-  const bool stays_;
+  const bool stays_, place_later_;
   UniqueFd wake_;  // eventfd: there is something to send, or the end
   std::shared_ptr<comm::Fabric> fabric_;
   comm::Wakers wakers_;
@@ -132,6 +135,7 @@ class KeeperLink {
   bool keeper_reuses_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_keeps_ranks_ ABSL_GUARDED_BY(mutex_) = false;
   bool waits_ ABSL_GUARDED_BY(mutex_) = false;  // it was started beside a generation, and has no place yet
+  bool comes_up_ ABSL_GUARDED_BY(mutex_) = false;  // likewise, and its keeper does not know that it is ready
   uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   port::WriterLink writer_coming_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::StatusOr<port::WriterLink>> writer_reply_ ABSL_GUARDED_BY(mutex_);

@@ -20,11 +20,13 @@ namespace {
 
 class ManagedSession final : public Session, public port::WriterHost {
  public:
-  ManagedSession(RankEnvironment environment, bool stays)
-      : job_(environment.job), link_(std::move(environment), stays) {}
+  ManagedSession(RankEnvironment environment, bool stays, bool place_later)
+      : job_(environment.job), link_(std::move(environment), stays, place_later) {}
 
   absl::Status Join(absl::Duration timeout) { return link_.Join(timeout); }
   absl::Status Rejoin(const SessionOptions& options) override { return link_.Rejoin(options.join_timeout); }
+
+  bool has_place() const override { return !link_.comes_up(); }
 
   int rank() const override { return link_.membership()->environment().rank; }
   int local_rank() const override { return link_.membership()->environment().local_rank; }
@@ -168,10 +170,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
       worker::RankEnvironment environment,
       worker::ReadRankEnvironment([](const char* name) -> const char* { return getenv(name); }));
   if (!environment.managed) return std::make_unique<worker::AloneSession>(std::move(environment));
-  auto session = std::make_unique<worker::ManagedSession>(std::move(environment), options.stays);
+  const bool has_parts = std::ranges::any_of(
+      environment.mesh, [](const MeshAxis& axis) { return axis.name != "dp" && axis.size > 1; });
+  auto session = std::make_unique<worker::ManagedSession>(std::move(environment), options.stays,
+                                                          options.place_later && !has_parts);
   const Instant deadline = RealClock().Now() + options.join_timeout;
   absl::Status joined = session->Join(options.join_timeout);
   // The generation in which this process was started may end before it has joined.
+  if (!joined.ok() && !session->has_place()) return session;
   if (options.stays && !joined.ok() && !session->Alive().ok()) {
     SessionOptions rest = options;
     rest.join_timeout = deadline - RealClock().Now();
