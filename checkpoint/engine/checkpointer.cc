@@ -113,7 +113,7 @@ absl::Status CheckpointerImpl::Start() {
   const absl::Status opened = directory_.Open();
   if (opened.ok() && settings_.near && !settings_.read_only)
     context_.near = OpenNear(*settings_.near, session_->job());
-  schedule_.Begin();
+  schedule_.Opened();
   return Outward(opened);
 }
 
@@ -158,6 +158,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const Rest
     restored = frozen;
   lowest_step_ = std::max(lowest_step_, restorer_.own_step().value_or(-1));
   GT_RETURN_IF_ERROR(Outward(restored.status()));
+  if (*restored) schedule_.Restored((*restored)->step);
   return restored;
 }
 
@@ -216,7 +217,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   bool kept = false;
   GT_RETURN_IF_ERROR(AgreeToSave(step, &obstacle, &kept));
   if (kept) return true;
-  schedule_.Tried();
+  schedule_.Tried(step);
   if (obstacle != Obstacle::kNone) {
     SkipSave(step, obstacle);
     return false;

@@ -9,7 +9,22 @@ namespace {
 constexpr absl::Duration kFirstAfter = absl::Seconds(30);
 }  // namespace
 
-void SaveSchedule::Begin() { last_save_ = clock_.Now() - settings_.since_last_save; }
+SaveSchedule::SaveSchedule(CheckpointContext* context) : context_(*context) {
+  if (!settings_.last_save) return;
+  last_save_ = clock_.Now() - settings_.last_save->ago;
+  last_step_ = settings_.last_save->step;
+}
+
+void SaveSchedule::Opened() {
+  if (!settings_.last_save) last_save_ = clock_.Now();
+}
+
+void SaveSchedule::Restored(int64_t step) { Tried(step); }
+
+void SaveSchedule::Tried(int64_t step) {
+  last_save_ = clock_.Now();
+  if (last_step_) last_step_ = step;
+}
 
 absl::Duration SaveSchedule::Every(absl::Duration writing) const {
   if (settings_.every) return *settings_.every;
@@ -39,7 +54,10 @@ bool SaveSchedule::Due(int64_t step, bool can, absl::Duration writing) const {
   // save that began before the notice may finish.
   if (context_.session->PreemptionNotice() && !saved_for_notice_ && can) return true;
   if (context_.session->StopRequested() && !saved_for_stop_ && can) return true;
-  if (settings_.every_steps) return step > 0 && step % *settings_.every_steps == 0;
+  if (settings_.every_steps) {
+    const int64_t every = *settings_.every_steps;
+    return (step > 0 && step % every == 0) || (last_step_ && step / every > *last_step_ / every);
+  }
   return clock_.Now() - last_save_ >= Every(writing);
 }
 

@@ -2,6 +2,7 @@
 // as soon as a machine is to be taken away or the user asks to stop.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -14,18 +15,20 @@ namespace gtrain::ckpt {
 // Not thread-safe; never blocks. What it says differs between ranks: rank 0's is what counts.
 class SaveSchedule {
  public:
-  explicit SaveSchedule(CheckpointContext* context) : context_(*context) {}
+  explicit SaveSchedule(CheckpointContext* context);
 
-  // Intervals count from now, less Settings::since_last_save.
-  void Begin();
+  // The directory is open: intervals count from now on, unless Settings::last_save says from when.
+  void Opened();
+  // The state is that of a checkpoint now.
+  void Restored(int64_t step);
   // `can`: nothing stands in the way of a save. `writing`: how long the newest save took from its beginning
   // to its commit.
   bool Due(int64_t step, bool can, absl::Duration writing) const;
   // A notice that was taken back may come again.
   void LookAtNotice();
 
-  // A save begins or is skipped now.
-  void Tried() { last_save_ = clock_.Now(); }
+  // A save of `step` begins or is skipped now.
+  void Tried(int64_t step);
   // SaveIfDue saved. `noticed`, `stopped`: with the notice or the user's wish known.
   void Saved(bool noticed, bool stopped);
   // The training thread goes on: until now it has waited for the save that it tried.
@@ -46,6 +49,7 @@ class SaveSchedule {
   const Settings& settings_ = context_.settings;
   const RealClock clock_;
   Instant last_save_;
+  std::optional<int64_t> last_step_;  // of that save; unset: steps that were passed are not made up for
   bool saved_for_notice_ = false;
   bool saved_for_stop_ = false;
   absl::Duration last_stall_;
