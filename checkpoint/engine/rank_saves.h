@@ -27,7 +27,7 @@ namespace gtrain::ckpt {
 // Not thread-safe: of the training thread. What it is given must outlive it.
 class RankSaves {
  public:
-  // Why nothing can be saved now on this rank, in the order in which ranks take the worst.
+  // Why nothing can be saved now on this rank. Ranks agree on the highest of theirs.
   enum class Obstacle : int64_t {
     kNone,
     kWriting,   // an earlier save

@@ -137,7 +137,7 @@ absl::Status ElasticRun::SetCheckpoints(CheckpointOptions options) {
 absl::Status ElasticRun::SetReducer(ReducerOptions options) {
   if (applied_ >= 0 || Armed())
     return absl::FailedPreconditionError("how gradients travel is said before the first step");
-  options_.reducer = std::move(options);
+  options_.reducer = options;
   return absl::OkStatus();
 }
 
