@@ -42,6 +42,10 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore
                       absl::StrCat(store->Describe(), "/", key, ": ", parsed.status().message()));
 }
 
+std::string WhereIs(const port::BlobStore& store, const SaveId& id) {
+  return absl::StrCat(store.Describe(), "/", ManifestKey(id));
+}
+
 absl::StatusOr<std::optional<Manifest>> NewestManifest(port::BlobStore* store) {
   GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
   for (const SaveId& id : ids) {

@@ -24,6 +24,8 @@ absl::StatusOr<DirectoryNames> ListNames(port::BlobStore* store);
 // the bytes.
 absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore* store, const SaveId& id,
                                                                  std::string* text = nullptr);
+// For people: where the manifest of `id` lies.
+std::string WhereIs(const port::BlobStore& store, const SaveId& id);
 // The newest usable manifest; damaged ones are logged and passed over.
 absl::StatusOr<std::optional<Manifest>> NewestManifest(port::BlobStore* store);
 

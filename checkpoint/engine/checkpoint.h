@@ -42,8 +42,14 @@ struct CheckpointOptions {
   // Save returns at once and the state is copied while the program computes with it. The program promises to
   // call Fence() before it changes the state.
   bool lazy = false;
-  // A policy in time counts from so long ago: of a program that goes on where another Checkpointer was.
-  absl::Duration since_last_save;
+  // Of a program that goes on where another Checkpointer was: which step the newest save is of, and how long
+  // before this one is made it began. A policy counts from there, so a save that was due meanwhile is made up
+  // for. Unset: an interval counts from the opening, or from a Restore.
+  struct LastSave {
+    int64_t step = 0;
+    absl::Duration ago;
+  };
+  std::optional<LastSave> last_save;
   // Every Save, also one of SaveIfDue, that is not skipped calls it before it copies, to bring state that
   // lies elsewhere into the registered memory. Its error becomes that of the Save, which then saves nothing.
   std::function<absl::Status()> before_save;

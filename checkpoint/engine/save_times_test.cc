@@ -4,9 +4,12 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/test_folder.h"
+#include "base/test_wait.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/store/directory_store.h"
@@ -76,6 +79,45 @@ TEST_F(EngineTest, SaveIfDueFollowsThePolicy) {
     EXPECT_TRUE(*due);
     EXPECT_TRUE(c->Wait(kLong).ok());
   });
+}
+
+TEST_F(EngineTest, APolicyCountsFromTheNewestSaveWhoeverMadeIt) {
+  const FakeJob job;
+  FakeSession session(job, 0);
+  const std::string folder = TestFolder();
+  const RealClock clock;
+  State state;
+  const auto make = [&](CheckpointOptions options) {
+    options.uri = folder;
+    auto made = MakeCheckpointer(&session, nullptr, options, EnvironmentOf(job), &OpenDirectoryStore);
+    EXPECT_TRUE(made.ok()) << made.status();
+    EXPECT_TRUE(Register(made->get(), &state).ok());
+    return *std::move(made);
+  };
+  {  // What was passed since then is made up for, once.
+    const auto c = make({.every_steps = 10, .last_save = {{.step = 7}}});
+    ASSERT_TRUE(c->Start().ok());
+    for (const int64_t step : {8, 12, 13, 20, 21}) {
+      EXPECT_EQ(*c->SaveIfDue(step, nullptr), step % 10 == 0 || step == 12) << step;
+      ASSERT_TRUE(c->Wait(kLong).ok());
+    }
+  }
+  {  // The time that it takes to open it counts.
+    const auto c =
+        make({.every = absl::Hours(1), .last_save = {{.ago = absl::Hours(1) - absl::Milliseconds(20)}}});
+    const Instant made = clock.Now();
+    ASSERT_TRUE(Until([&] { return clock.Now() >= made + absl::Milliseconds(20); }));
+    ASSERT_TRUE(c->Start().ok());
+    EXPECT_TRUE(*c->SaveIfDue(22, nullptr));
+    EXPECT_FALSE(*c->SaveIfDue(23, nullptr));
+    ASSERT_TRUE(c->Wait(kLong).ok());
+  }
+  {  // What was restored need not be saved again.
+    const auto c = make({.every = absl::Hours(1), .last_save = {{.ago = absl::Hours(2)}}});
+    ASSERT_TRUE(c->Start().ok());
+    ASSERT_TRUE((*c->Restore()).has_value());
+    EXPECT_FALSE(*c->SaveIfDue(24, nullptr));
+  }
 }
 
 TEST_F(EngineTest, ANoticeSavesOnceAndAtOnce_C13) {

@@ -173,9 +173,11 @@ void Saver::Carry(const SaveId& id) {
         "Fence() was not called after Save, so training may have changed the state while it was copied");
   } else {
     status = route_->Finish(id, &stop_, [&] {
+      {
+        MutexLock lock(&mu_);
+        last_committed_ = id.step;
+      }
       ended_(id, absl::OkStatus());
-      MutexLock lock(&mu_);
-      last_committed_ = id.step;
     });
   }
   const absl::Duration took = clock_.Now() - begin;

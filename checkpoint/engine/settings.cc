@@ -177,7 +177,7 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
                .every_steps = options.every_steps,
                .every = options.every,
                .commit_timeout = options.commit_timeout,
-               .since_last_save = options.since_last_save,
+               .last_save = options.last_save,
                .lazy = options.lazy,
                .before_save = options.before_save,
                .read_only = options.read_only,

@@ -59,7 +59,7 @@ struct Settings {
   std::optional<absl::Duration> every;  // both unset: automatic
   OnError on_error = OnError::kWarn;
   absl::Duration commit_timeout = absl::Minutes(10);
-  absl::Duration since_last_save;  // when the checkpointer starts
+  std::optional<CheckpointOptions::LastSave> last_save;
   bool lazy = false;
   std::optional<NearPlace> near;
   std::function<absl::Status()> before_save;

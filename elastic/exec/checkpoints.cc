@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "base/status_macros.h"
 
 namespace gtrain::elastic {
 
@@ -67,7 +68,22 @@ absl::Status Checkpoints::Adopt() {
   return opening->status;
 }
 
+absl::Status Checkpoints::SaveIfDue(int64_t step, Communicator* comm) {
+  LookForCommit();
+  const Instant now = RealClock().Now();
+  GT_ASSIGN_OR_RETURN(const bool began, current_->SaveIfDue(step, comm));
+  if (began) saving_ = {step, now};
+  return absl::OkStatus();
+}
+
+void Checkpoints::LookForCommit() {
+  if (!saving_ || current_ == nullptr || current_->LastCommitted().value_or(-1) < saving_->step) return;
+  newest_ = std::exchange(saving_, std::nullopt);
+}
+
 void Checkpoints::Leave() {
+  LookForCommit();
+  saving_.reset();
   if (opening_ != nullptr) {
     std::unique_ptr<Checkpointer> not_begun;
     MutexLock lock(&opening_->mu);

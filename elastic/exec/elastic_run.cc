@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -147,7 +148,7 @@ absl::Status ElasticRun::SetCheckpoints(CheckpointOptions options) {
 absl::Status ElasticRun::SetReducer(ReducerOptions options) {
   if (applied_ >= 0 || Armed())
     return absl::FailedPreconditionError("how gradients travel is said before the first step");
-  options_.reducer = std::move(options);
+  options_.reducer = options;
   return absl::OkStatus();
 }
 
@@ -169,7 +170,6 @@ void ElasticRun::LeaveComm() {
 absl::Status ElasticRun::Form() {
   for (bool first = !Armed() && reforms_ == 0 && applied_ < 0;; first = false) {
     checkpoints_.Leave();
-    saving_.reset();
     axes_.clear();
     copies_.reset();
     LeaveComm();
@@ -190,10 +190,11 @@ absl::Status ElasticRun::Meet() {
   GT_RETURN_IF_ERROR(CheckPlace());
   GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
-  const int64_t since_save = saved_at_ ? absl::ToInt64Milliseconds(RealClock().Now() - *saved_at_) : -1;
+  const std::optional<Checkpoints::Save>& save = checkpoints_.newest();
+  const int64_t since_save = save ? absl::ToInt64Milliseconds(RealClock().Now() - save->began) : -1;
   const MemberState member = OwnState({applied_, held_, as_made_}, step_copies_.get());
   const bool keeps = untouched_ && !met_along_ && place_.cells == 1 && !GetParts().bitwise();
-  const std::array<int64_t, 15> mine = {applied_,
+  const std::array<int64_t, 16> mine = {applied_,
                                         held_,
                                         stop_ ? 1 : 0,
                                         as_made_ ? 1 : 0,
@@ -207,7 +208,8 @@ absl::Status ElasticRun::Meet() {
                                         member.copies[1].step,
                                         computed_.share,
                                         keeps ? computed_.shares : 0,
-                                        line_};
+                                        line_,
+                                        save ? save->step : 0};
   std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
   const std::vector<MeshAxis> mesh = session_->mesh();
@@ -215,7 +217,7 @@ absl::Status ElasticRun::Meet() {
   std::vector<BatchShare> computed;
   cells_.clear();
   machines_.clear();
-  int64_t carriers = 0, newest_save = -1;
+  int64_t carriers = 0, newest_save = -1, newest_step = 0;
   for (size_t i = 0; i < all.size(); i += mine.size()) {
     const auto copy = [&all, i](size_t at) {
       return PartCopy{static_cast<int>(all[i + at]), all[i + at + 1]};
@@ -226,10 +228,12 @@ absl::Status ElasticRun::Meet() {
     cells_.push_back(PlaceIn(mesh, static_cast<int>(cells_.size())).cell);
     stop_ = stop_ || all[i + 2] != 0;
     carriers += all[i + 4];
-    if (all[i + 5] >= 0 && (newest_save < 0 || all[i + 5] < newest_save)) newest_save = all[i + 5];
+    if (all[i + 5] >= 0 && (newest_save < 0 || all[i + 5] < newest_save))
+      std::tie(newest_save, newest_step) = std::pair(all[i + 5], all[i + 15]);
   }
   CountLostResiduals(carriers);
-  saved_at_ = RealClock().Now() - absl::Milliseconds(std::max<int64_t>(0, newest_save));
+  checkpoints_.SetNewest(
+      {newest_step, RealClock().Now() - absl::Milliseconds(std::max<int64_t>(0, newest_save))});
   agreement_ = Agree(members, cells_, place_.cells);
   // What a step has left here in another line is not what it has left in this one.
   if (step_copies_ != nullptr && line_ < std::ranges::max(members, {}, &MemberState::line).line)
@@ -338,7 +342,7 @@ absl::Status ElasticRun::StartFresh() {
       GT_RETURN_IF_ERROR(ReadBlock());
       applied_ = cursor_.step;
       saved_last_ = true;  // where nothing is left to be trained
-      saved_at_ = RealClock().Now();
+      checkpoints_.SetNewest({applied_, RealClock().Now()});
       return absl::OkStatus();
     }
   }
@@ -869,11 +873,7 @@ absl::Status ElasticRun::SaveIfDue() {
   if (!options_.checkpoints || !settled_) return absl::OkStatus();
   if (checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenBesideTraining());
   if (checkpoints_.get() == nullptr) return absl::OkStatus();
-  const Instant now = RealClock().Now();
-  GT_ASSIGN_OR_RETURN(const bool began, checkpoints_.get()->SaveIfDue(applied_, comm_.get()));
-  if (began) saving_ = {applied_, now};
-  if (saving_ && checkpoints_.get()->LastCommitted().value_or(-1) >= saving_->first)
-    saved_at_ = std::exchange(saving_, std::nullopt)->second;
+  GT_RETURN_IF_ERROR(checkpoints_.SaveIfDue(applied_, comm_.get()));
   stop_ = stop_ || checkpoints_.get()->stop_agreed();
   return absl::OkStatus();
 }
@@ -915,7 +915,8 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
     GT_ASSIGN_OR_RETURN(comm, comm_->Split(/*color=*/0, comm_->rank()));
   }
   CheckpointOptions options = options_.checkpoint;
-  options.since_last_save = RealClock().Now() - *saved_at_;
+  const Checkpoints::Save& newest = *checkpoints_.newest();
+  options.last_save = {newest.step, RealClock().Now() - newest.began};
   if (reducer_ != nullptr) {
     options.before_save = [this] {
       return reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_));

@@ -12,7 +12,7 @@
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
 // a larger one), one of 40 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
-// communicator, an all-gather of 120 bytes a rank and, where a rank is new, its state: each rank that has it
+// communicator, an all-gather of 128 bytes a rank and, where a rank is new, its state: each rank that has it
 // sends its share of it once (elastic/plan/hand_over.h), while it computes its first step, and waits in the
 // reduction of that step for those that are new, as these do for each other: several new ones split off a
 // communicator and hand on what each of them got. Every piece is read twice more for its hash. Until all have
@@ -34,7 +34,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -241,12 +240,8 @@ class ElasticRun {
   std::shared_ptr<Communicator> copies_;  // that hold the same part of the model; null: all ranks do
   std::map<std::string, std::shared_ptr<Communicator>> axes_;
   Checkpoints checkpoints_;
-  std::unique_ptr<TreeSum> tree_;  // of a mesh
-  std::vector<float> together_;    // gradients that are summed in one all-reduce
-  // When the newest save began that is known to be committed, or training did; and the one that runs: a
-  // generation that ends gives it up, and the next one counts from the one before.
-  std::optional<Instant> saved_at_;
-  std::optional<std::pair<int64_t, Instant>> saving_;
+  std::unique_ptr<TreeSum> tree_;     // of a mesh
+  std::vector<float> together_;       // gradients that are summed in one all-reduce
   bool all_opened_ = false;           // every rank said with the last step that its checkpointer is open
   int openings_failed_ = 0;           // in a row, because of the storage; equal on all ranks
   std::optional<Instant> reopen_at_;  // rank 0

@@ -62,6 +62,8 @@ class Job {
 
   // Called after each step by every process.
   std::function<void(int64_t step)> between = [](int64_t) {};
+  // Called by every process's thread that opens checkpoints, several times.
+  std::function<void()> opening = [] {};
   // Called by every process when it has made the last step.
   std::function<void()> at_end = [] {};
   int virtual_ranks = 0;                  // above 0 the program takes parts
@@ -79,6 +81,7 @@ class Job {
   CompressionOptions compression;
 
   int storage_errors() const { return job_.storage_errors; }
+  int commits() const { return job_.commits; }
   size_t generations() const { return job_.generations(); }
 
   // The first generation has the first `ranks` of all processes.
@@ -145,7 +148,8 @@ class Job {
     };
     session->hooks.before_all_reduce = lose(At::kSummed, At::kSum);
     session->hooks.after_all_reduce = lose(At::kUntold, At::kSumUntold);
-    session->hooks.before_broadcast = [&](size_t, DType dtype) -> absl::Status {
+    session->hooks.before_broadcast = [&](size_t count, DType dtype) -> absl::Status {
+      if (dtype == DType::kInt64 && count == 1) opening();
       if (dtype != DType::kUint8 || virtual_ranks == 0 || Due(now, At::kTree, process) == nullptr)
         return absl::OkStatus();
       return absl::UnavailableError("the test ends this generation");
@@ -384,6 +388,50 @@ TEST_F(ElasticRunTest, GenerationsThatAreShorterThanTheIntervalPutNoSaveOff) {
   };
   ExpectAllTrained(job.Run(2, 2), 100, 10, 1e-4);
   EXPECT_TRUE(saved);
+  for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
+}
+
+// What a generation has saved before its end counts, also where rank 0, which decides, is new.
+TEST_F(ElasticRunTest, WhatOneGenerationHasSavedTheNextOneDoesNotSaveAgain) {
+  const std::string folder = TestFolder();
+  setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
+  setenv("GTRAIN_CHECKPOINT_EVERY", "50 steps", 1);
+  Job job(99, 10, {{51, At::kCompute, 1, {2, 0, 1}, false}}, true);
+  const auto saves = [&] { return (*ckpt::OpenDirectoryStore(folder))->List("manifests/")->size(); };
+  job.between = [&](int64_t step) {
+    if (step == 50) {
+      EXPECT_TRUE(Until([&] { return job.commits() == 2; })) << "both ranks are to know it";
+    }
+    if (step > 51 && step < 99) {
+      EXPECT_FALSE(Until([&] { return saves() > 1; }, absl::Milliseconds(10))) << "at step " << step;
+    }
+  };
+  ExpectAllTrained(job.Run(3, 2), 99, 10, 1e-4);
+  EXPECT_EQ(saves(), 2) << "that of step 50 and the last";
+  for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
+}
+
+// The step at which a save was due comes while checkpoints are being opened.
+TEST_F(ElasticRunTest, ASaveThatIsDueBeforeCheckpointsAreOpenIsMadeUpFor) {
+  const std::string folder = TestFolder();
+  setenv("GTRAIN_CHECKPOINT_URI", folder.c_str(), 1);
+  setenv("GTRAIN_CHECKPOINT_EVERY", "200 steps", 1);
+  Job job(399, 10, {{199, At::kApplied, 1, {1, 0}, false}}, true);
+  const auto saved = [&] { return !(*ckpt::OpenDirectoryStore(folder))->List("manifests/")->empty(); };
+  std::atomic<int64_t> at{0};
+  job.opening = [&] {
+    if (at >= 199) {
+      EXPECT_TRUE(Until([&] { return at >= 202; }));
+    }
+  };
+  job.between = [&](int64_t step) {
+    at = step;
+    if (step > 202 && step < 399) Until(saved, absl::Milliseconds(20));
+    if (step == 398) {
+      EXPECT_TRUE(saved());
+    }
+  };
+  ExpectAllTrained(job.Run(2, 2), 399, 10, 1e-4);
   for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
 }
 

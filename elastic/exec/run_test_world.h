@@ -59,6 +59,7 @@ class ThreadJob {
   std::function<void()> paused = [] {};  // set before all else
   std::atomic<int> goes_on{0};           // rank 0 said so many times that they may be asked to
   std::atomic<int> storage_errors{0};  // that processes have said
+  std::atomic<int> commits{0};         // of which they have said that they know them
   int ranks_a_machine = 1 << 20;       // set before all else
   std::vector<MeshAxis> mesh;          // dp first, of any size; empty: the job has none. Set before all else
 
@@ -151,7 +152,7 @@ class ThreadSession final : public Session {
   void Report(const ProgressReport& report) override {
     if (reported) reported(report);
   }
-  void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
+  void ReportCheckpoint(int64_t, const std::string&, const std::string&) override { ++job_->commits; }
   void ReportNote(absl::string_view kind, const std::string& text) override {
     if (kind == kNoteStorage && !text.empty()) ++job_->storage_errors;
   }

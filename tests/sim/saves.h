@@ -1,5 +1,5 @@
 // Checkpoints of the swarm's jobs. Every saving rank runs a SaveCore and answers its effects as
-// checkpoint/engine/saver.cc does; a program that begins resumes as checkpoint/engine/checkpointer.cc does.
+// checkpoint/engine/saver.cc does; a program that begins resumes as checkpoint/engine/restorer.cc does.
 // The directory is in memory; its calls take time, fail with an unknown outcome, and take effect although
 // their caller is gone. The first ranks of a gang, at most four, hold the shards.
 #pragma once
