@@ -706,7 +706,7 @@ absl::Status ElasticRun::ReduceGradients() {
   const bool stops = wants_stop_ || session_->StopRequested();
   const bool pauses = session_->PauseRequested();
   std::array<double, kLosses> sums = {place_.speaks ? loss_ : 0.0, stops ? 1.0 : 0.0, opens ? 1.0 : 0.0,
-                                reopens ? 1.0 : 0.0, pauses ? 1.0 : 0.0};
+                                      reopens ? 1.0 : 0.0, pauses ? 1.0 : 0.0};
   GT_RETURN_IF_ERROR(comm_->AllReduce(sums.data(), sums.size(), DType::kFloat64, ReduceOp::kSum));
   comm_->SetTimeout(timeout);
   loss_ = (parts_->bitwise() ? loss_ : sums[0]) / batch;

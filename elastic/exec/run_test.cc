@@ -142,7 +142,8 @@ class Job {
     const auto lose = [&](At losses, At sum) {
       return [&, losses, sum](size_t count, DType dtype) -> absl::Status {
         const bool either = dtype == DType::kFloat64 && (count == ElasticRun::kLosses || count == 1);
-        if (!either || Due(now, count == ElasticRun::kLosses ? losses : sum, process) == nullptr) return absl::OkStatus();
+        if (!either || Due(now, count == ElasticRun::kLosses ? losses : sum, process) == nullptr)
+          return absl::OkStatus();
         return absl::UnavailableError("the test ends this generation");
       };
     };

@@ -58,10 +58,10 @@ class ThreadJob {
   std::atomic<bool> pause{false};
   std::function<void()> paused = [] {};  // set before all else
   std::atomic<int> goes_on{0};           // rank 0 said so many times that they may be asked to
-  std::atomic<int> storage_errors{0};  // that processes have said
-  std::atomic<int> commits{0};         // of which they have said that they know them
-  int ranks_a_machine = 1 << 20;       // set before all else
-  std::vector<MeshAxis> mesh;          // dp first, of any size; empty: the job has none. Set before all else
+  std::atomic<int> storage_errors{0};    // that processes have said
+  std::atomic<int> commits{0};           // of which they have said that they know them
+  int ranks_a_machine = 1 << 20;         // set before all else
+  std::vector<MeshAxis> mesh;  // dp first, of any size; empty: the job has none. Set before all else
 
   // One process's place in one generation.
   struct Place {

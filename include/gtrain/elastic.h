@@ -509,8 +509,8 @@ inline void Step::SetWritable(bool writable) const { owner_->SetWritable(writabl
 
 // Joins, runs, and returns the exit code that gtrain understands: 0; 75 to be run again; 1 with the error on
 // stderr. A process that starts beside the others waits for its place in its first step, so whatever it loads
-// before that holds up nobody (but with a `mesh` of more than dp: there it waits before the program begins, and
-// what is slow is best loaded before Main).
+// before that holds up nobody (but with a `mesh` of more than dp: there it waits before the program begins,
+// and what is slow is best loaded before Main).
 template <typename Program>
 int Main(int /*argc*/, char** /*argv*/, Program program) {
   Result<Session> session = Session::Join({.stays = true, .place_later = true});

@@ -19,8 +19,8 @@ GTRAIN_API gtrain_status gtrain_session_join_to_stay(int64_t timeout_ms, gtrain_
 
 /* As gtrain_session_join_to_stay, for a program whose steps are those of a gtrain_elastic. A process that was
  * started beside a running generation does not wait for its place here, but in its first
- * gtrain_elastic_begin: whatever it loads and allocates before that holds up nobody, for the others hear of it
- * when it is there. Until then its rank is a number behind theirs, its world size that of a generation to
+ * gtrain_elastic_begin: whatever it loads and allocates before that holds up nobody, for the others hear of
+ * it when it is there. Until then its rank is a number behind theirs, its world size that of a generation to
  * which it does not belong, and gtrain_session_alive says UNAVAILABLE. In a job with a `mesh` of more than dp
  * it waits here, since its part of the model depends on its place. */
 GTRAIN_API gtrain_status gtrain_session_join_place_later(int64_t timeout_ms, gtrain_session** out,

@@ -26,10 +26,10 @@ struct SessionOptions {
   // The process goes on in the next generation when this one is over, in a job with `elastic: {mode:
   // in-place}`. Elastic and Rejoin need it.
   bool stays = false;
-  // With `stays`, for a program whose steps are those of an Elastic: a process that was started beside a running
-  // generation waits for its place in its first step and not in the join. What it loads and allocates before
-  // holds up nobody; its rank is a number behind those of the others until then. In a job with a `mesh` of more
-  // than dp it waits in the join, since its part of the model depends on its place.
+  // With `stays`, for a program whose steps are those of an Elastic: a process that was started beside a
+  // running generation waits for its place in its first step and not in the join. What it loads and allocates
+  // before holds up nobody; its rank is a number behind those of the others until then. In a job with a
+  // `mesh` of more than dp it waits in the join, since its part of the model depends on its place.
   bool place_later = false;
 };
 

@@ -177,11 +177,9 @@ gtrain_status gtrain_session_join_to_stay(int64_t timeout_ms, gtrain_session** o
   return Call(error, [&] { return gtrain::capi::Join(timeout_ms, {.stays = true}, out); });
 }
 
-gtrain_status gtrain_session_join_place_later(int64_t timeout_ms, gtrain_session** out,
-                                              gtrain_error* error) {
-  return Call(error, [&] {
-    return gtrain::capi::Join(timeout_ms, {.stays = true, .place_later = true}, out);
-  });
+gtrain_status gtrain_session_join_place_later(int64_t timeout_ms, gtrain_session** out, gtrain_error* error) {
+  return Call(error,
+              [&] { return gtrain::capi::Join(timeout_ms, {.stays = true, .place_later = true}, out); });
 }
 
 gtrain_status gtrain_session_rejoin(gtrain_session* session, int64_t timeout_ms, gtrain_error* error) {

@@ -134,7 +134,7 @@ class KeeperLink {
   bool keeper_frees_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_reuses_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_keeps_ranks_ ABSL_GUARDED_BY(mutex_) = false;
-  bool waits_ ABSL_GUARDED_BY(mutex_) = false;  // it was started beside a generation, and has no place yet
+  bool waits_ ABSL_GUARDED_BY(mutex_) = false;     // it was started beside a generation, and has no place yet
   bool comes_up_ ABSL_GUARDED_BY(mutex_) = false;  // likewise, and its keeper does not know that it is ready
   uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   port::WriterLink writer_coming_ ABSL_GUARDED_BY(mutex_);

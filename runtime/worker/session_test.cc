@@ -102,6 +102,10 @@ class FakeKeeper {
     MutexLock lock(&mutex_);
     return accepted_;
   }
+  int released() {  // times that anybody let go of its generation
+    MutexLock lock(&mutex_);
+    return released_;
+  }
   void set_silent() { silent_ = true; }
   // Set before Start: what its welcome says about writers, and whether it has one.
   void set_writers(bool known, bool has) { knows_writers_ = known, has_writers_ = has; }
@@ -184,6 +188,7 @@ class FakeKeeper {
     if (kind == kRankWriter) return StartWriter(c, body);
     if (kind == kRankStays) return;
     if (kind == kRankReleased) {
+      ++released_;
       if (!gives_place_after_) return NextGeneration(c, c.rank);
       place_at_ = RealClock().Now() + *gives_place_after_;
       return;
@@ -290,6 +295,7 @@ class FakeKeeper {
   bool knows_writers_ = false, has_writers_ = false, hold_writer_ = false;
   std::string held_writer_;
   std::optional<absl::Duration> gives_place_after_;
+  int released_ = 0;
   std::optional<Instant> place_at_;
   std::thread thread_;
   Mutex mutex_;
@@ -649,6 +655,29 @@ TEST_F(InProcess, WhoWaitsForAPlaceHasNoDeadlineBeforeIt) {
   ASSERT_TRUE(session.ok()) << session.status();
   EXPECT_EQ((*session)->generation(), 6);
   EXPECT_EQ((*session)->rank(), 1);
+}
+
+// What a program does before it asks for its place holds up nobody: its keeper hears then that it is ready.
+TEST_F(InProcess, WhoTakesItsPlaceLaterIsReadyWhenItAsksForIt) {
+  FakeKeeper keeper(2);
+  SetEnvironment(keeper, 2, 2);
+  setenv("GTRAIN_WAITS", "1", 1);
+  setenv("GTRAIN_ELASTIC", "in-place", 1);
+  keeper.set_writers(true, false);
+  keeper.set_waits(absl::ZeroDuration());
+  keeper.set_spoken(0);
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = kPatience, .stays = true, .place_later = true});
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_FALSE((*session)->has_place());
+  EXPECT_EQ((*session)->rank(), 2) << "behind the ranks";
+  EXPECT_TRUE(absl::IsUnavailable((*session)->Alive()));
+  EXPECT_EQ(keeper.released(), 0);
+  ASSERT_TRUE((*session)->Rejoin({.join_timeout = kPatience}).ok());
+  EXPECT_TRUE((*session)->has_place());
+  EXPECT_EQ((*session)->generation(), 6);
+  EXPECT_EQ((*session)->rank(), 1);
+  EXPECT_EQ(keeper.released(), 1);
 }
 
 // A second generation is the answer only where the first is over: here it lives, so nothing else would come.

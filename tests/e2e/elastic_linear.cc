@@ -2,7 +2,8 @@
 //   e2e_elastic_linear DIR SAMPLES BATCH STEP_MS [WEIGHTS [MIB]]
 // DIR/trained.PID has a line for each step whose update this process made: generation, step, when
 // (nanoseconds of the machine's monotonic clock) and its own samples. DIR/weights.PID has the weights at the
-// end. MIB: of state beside the weights, which no step changes.
+// end. MIB: of state beside the weights, which no step changes. While DIR/hold is there a process that begins
+// writes DIR/held.PID and waits: it takes long to load.
 #include <gtrain/gtrain.h>
 #include <poll.h>
 #include <unistd.h>
@@ -28,13 +29,15 @@ struct Arguments {
 double XOf(int64_t sample) { return std::sin(static_cast<double>(sample)); }
 
 gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
+  const std::string mine = std::to_string(getpid()), hold = arguments.folder + "/hold";
+  if (access(hold.c_str(), F_OK) == 0) std::ofstream(arguments.folder + "/held." + mine);
+  while (access(hold.c_str(), F_OK) == 0) poll(nullptr, 0, 5);
   auto w = run.Replicated<float>("w", arguments.weights, [](auto all) { std::ranges::fill(all, 0.F); });
   if (arguments.more_mib > 0)
     run.Replicated<uint8_t>("more", arguments.more_mib << 20, [](auto all) { std::ranges::fill(all, 7); });
   auto& gradients = run.Reduce({arguments.weights});
   const auto data =
       run.Samples({.samples = arguments.samples, .epochs = 2, .global_batch = arguments.batch, .seed = 7});
-  const std::string mine = std::to_string(getpid());
   std::ofstream trained(arguments.folder + "/trained." + mine);
   const gtrain::Status status = run.Train(data, [&](gtrain::Step& step) {
     for (gtrain::MicroBatch& part : step.parts()) {

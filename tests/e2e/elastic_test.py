@@ -388,6 +388,27 @@ class ElasticRunTest(harness.GtrainTest):
                  for step in range(1, self.step() + 1)]
         self.assertIn(3, sizes, 'three went on alone')
 
+    def test_nobody_waits_for_a_program_that_loads(self):
+        """P1: who comes up beside the others has its place when it is ready to train, and not when it has joined."""
+        self.launch('loads', ranks='{min: 2, max: 3}', pause=20)
+        self.gtrain('scale', '-n', '3', 'loads', '--now')
+        wait_until('3 ranks that step', lambda: (lambda ranks: len(ranks) == 3 and all(rank['step'] for rank in ranks))(self.job('loads')['ranks']))
+        hold = os.path.join(self.out, 'hold')
+        open(hold, 'w').close()
+        os.kill(self.living()[0], signal.SIGKILL)
+        held = wait_until('one that loads', lambda: [name for name in os.listdir(self.out) if name.startswith('held.')])
+        newcomer = int(held[0][5:])
+        at = self.step()
+        wait_until(f'20 steps after {at}', lambda: self.step() >= at + 20)
+        job = self.job('loads')
+        self.assertEqual(job['world_size'], 2)
+        self.assertEqual([(rank['pid'], rank['state']) for rank in job['ranks'][2:]], [(newcomer, 'starting')])
+        os.unlink(hold)
+        wait_until('its steps', lambda: self.trained().get(newcomer))
+        self.wait_for_state('loads', 'SUCCEEDED')
+        self.check_ledger(1, least=2)
+        self.assertEqual(len(set(self.weights())), 1, 'bit for bit the same on all ranks')
+
     def test_the_job_file_says_how_large_a_batch_is(self):
         self.BATCH = 0
         self.launch('batch', mode='in-place, global_batch: 60')

@@ -222,8 +222,7 @@ void Ranks::Do(const RankPtr& rank, core::WorkerStepResult result) {
 void Ranks::FromAgent(const RankPtr& rank, const std::string& text) {
   if (!rank->alive || !rank->worker || rank->hung) return;
   if (rank->frozen) return rank->unread.push_back(text);
-  if (text == core::kPauseText)
-    return Do(rank, rank->worker->Step(core::WorkerPause{}, kernel_.Now()));
+  if (text == core::kPauseText) return Do(rank, rank->worker->Step(core::WorkerPause{}, kernel_.Now()));
   const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
   core::WorkerTable event;
   if (lines.empty() || !absl::StartsWith(lines[0], "table ")) return;

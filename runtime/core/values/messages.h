@@ -562,7 +562,6 @@ using Message =
                  CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
                  StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
                  AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply, GenerationDescribed,
-                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies, RanksLeft,
-                 PauseRanks>;
+                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies, RanksLeft, PauseRanks>;
 
 }  // namespace gtrain::core

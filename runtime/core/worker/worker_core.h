@@ -87,10 +87,10 @@ struct WorkerPauses {
 };
 struct WorkerTick {};
 
-using WorkerEvent = std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing,
-                                 WorkerOver, WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint,
-                                 WorkerLinkDown, WorkerNote, WorkerCollectives, WorkerTick, WorkerLeft,
-                                 WorkerPause, WorkerPauses>;
+using WorkerEvent =
+    std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing, WorkerOver,
+                 WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint, WorkerLinkDown, WorkerNote,
+                 WorkerCollectives, WorkerTick, WorkerLeft, WorkerPause, WorkerPauses>;
 
 // ---------------------------------------------------------------- out
 
