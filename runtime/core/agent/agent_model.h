@@ -65,6 +65,7 @@ struct AgentGeneration {
   std::map<uint64_t, AgentExchange> exchanges;          // open
   std::map<uint64_t, std::vector<std::string>> tables;  // newest few, for repeats
   bool stepped = false;                                 // one of its ranks has told a step
+  bool asked_to_pause = false;                          // the head waits for its rank 0
   bool ended = false;                                   // we told the keeper
   uint32_t noticed = 0;                                 // the newest notice that its ranks know
   bool gone = false;

@@ -131,8 +131,9 @@ void Generations::OnRanksLeft(const RanksLeft& left) {
 
 // Rank 0 tells the others, with the next step.
 void Generations::OnPauseRanks(const PauseRanks& pause) {
-  const AgentGeneration* generation = model_.Find(pause.job, pause.generation);
+  AgentGeneration* generation = model_.Find(pause.job, pause.generation);
   if (generation == nullptr || generation->gone || !generation->ranks.contains(0)) return;
+  generation->asked_to_pause = true;
   context_.Command(pause.job, keeper::Relay{pause.generation.value, 0, kPauseText});
 }
 

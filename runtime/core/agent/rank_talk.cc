@@ -75,8 +75,9 @@ void RankTalk::Apply(const JobId& job, AgentGeneration& generation, int number, 
   rank.status_changed = true;
   if (said.kind == RankSaid::Kind::kPause) {
     rank.status.pause = said.paused ? RankPause::kPaused : RankPause::kMay;
-    // They stand still until the head has heard.
-    if (said.paused) context_.Tell(RanksStarted{job, generation.generation, {rank.status}});
+    // They stand still until the head has heard. It hears once what it has asked for, whatever a rank says.
+    if (said.paused && std::exchange(generation.asked_to_pause, false))
+      context_.Tell(RanksStarted{job, generation.generation, {rank.status}});
   }
   if (said.kind == RankSaid::Kind::kCheckpoint || said.checkpoint) {
     const Timeline timeline = said.timeline ? Timeline{*said.timeline} : generation.timeline;

@@ -84,6 +84,8 @@ TEST_F(AgentCoreTest, RanksThatPauseAreAskedByOneAndSaidAtOnce) {
   ASSERT_EQ(Sent<RanksStarted>().size(), 1u);
   ASSERT_EQ(Sent<RanksStarted>()[0].ranks.size(), 1u);
   EXPECT_EQ(Sent<RanksStarted>()[0].ranks[0].pause, RankPause::kPaused);
+  FromRank(0, R"({"type":"pause","paused":true})", 3);
+  EXPECT_THAT(Sent<RanksStarted>(), IsEmpty()) << "once, however often it is said";
   Step(FromHead{PauseRanks{{5}, kJob, {2}}});
   EXPECT_THAT(Commands<keeper::Relay>(), IsEmpty()) << "of a generation that is not here";
 }
