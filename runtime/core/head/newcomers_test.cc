@@ -285,6 +285,17 @@ TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
+// N1: nothing is re-formed while a node is silent, and by when it answers the ranks have gone on.
+TEST_F(PauseTest, WhoStoodStillWhileANodeWasSilentIsAskedAgain) {
+  Pass(absl::Seconds(5), {first_});
+  Say(RankPause::kPaused);
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Say(RankPause::kMay);
+  sent_.clear();
+  Pass(absl::Seconds(3), {"1", "2"});
+  EXPECT_THAT(Sent<PauseRanks>(), SizeIs(1));
+}
+
 // P1: a process that was to go on had died when its grant came. The others do not wait for another one.
 TEST_F(NewcomersTest, WithoutWhoDiedBeforeItsGrantTheOthersGoOn_P1) {
   const JobId job = ThreeGoOn("train 2 4 in-place");
