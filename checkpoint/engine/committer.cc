@@ -22,8 +22,6 @@
 
 namespace gtrain::ckpt {
 
-namespace save = ckpt::save;
-
 namespace {
 
 // An index that should come by way of the board is looked for in the storage after so long, and put there. As
