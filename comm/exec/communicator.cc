@@ -44,7 +44,7 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of each rank's blob, so that all ranks report the error of one. A restart helps against
 // kMeetError, not against kMeetNever: a requested thing that does not exist.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (12 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (13 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 

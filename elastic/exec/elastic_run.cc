@@ -31,6 +31,9 @@ constexpr absl::Duration kFirstReduction = absl::Hours(4);
 constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
 constexpr absl::Duration kVerdict = absl::Minutes(1);  // above what a silent machine is given
 constexpr absl::Duration kLookAlive = absl::Milliseconds(100);
+// Calls of a generation have failed: so often it is asked whether a rank has ended with exit code 0, and so
+// long it takes at most until the head says that it is over.
+constexpr absl::Duration kLookForLeft = absl::Seconds(5), kOverWithin = absl::Minutes(30);
 // Ranks that stand still do so for no longer. The head needs a few milliseconds.
 constexpr absl::Duration kPause = absl::Seconds(2), kLookPaused = absl::Milliseconds(1);
 
@@ -59,6 +62,23 @@ absl::Status Pause(const Session& session, absl::Duration time, absl::Duration l
     never.WaitFor(std::min(end - clock.Now(), look));
   }
   return absl::OkStatus();
+}
+
+// Into the next generation. `why`: what ended the calls of this one. A rank that ended with exit code 0 while
+// others train ends no generation, and nobody takes its place: then that is the answer.
+absl::Status RejoinAfter(Session& session, absl::Duration timeout, const absl::Status& why) {
+  const RealClock clock;
+  const Instant begin = clock.Now();
+  for (;;) {
+    const absl::Status joined =
+        session.Rejoin({.join_timeout = timeout, .stays = true, .over_timeout = kLookForLeft});
+    if (!absl::IsDeadlineExceeded(joined) || !session.Alive().ok()) return joined;
+    if (session.left().empty() && clock.Now() - begin < kOverWithin) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "training cannot go on, and no rank was lost: ", why.message(),
+        ". All ranks train until the run is done (gtrain_elastic_begin, Elastic::Train): a program "
+        "that has enough says so with Stop, and one that cannot go on ends with an error"));
+  }
 }
 
 // True: the generation is over, and nothing of a step is lost: those that are new get the state beside all of
@@ -123,7 +143,8 @@ absl::Status ElasticRun::Register(State state) {
 
 absl::StatusOr<LocalBox> ElasticRun::LocalPart(const Session& session, const std::vector<int64_t>& shape,
                                                const Sharding& cut) {
-  return LocalPartOf(session.mesh(), session.rank(), shape, cut);
+  // Who has no place yet is of a job that has a mesh of dp alone: all parts are the whole.
+  return LocalPartOf(session.mesh(), session.has_place() ? session.rank() : 0, shape, cut);
 }
 
 absl::Status ElasticRun::AddGradient(float* data, size_t count, std::vector<int64_t> shape) {
@@ -156,8 +177,11 @@ absl::Status ElasticRun::SetReducer(ReducerOptions options) {
 
 // Unavailable is said of a generation, and of a storage, which is no reason for another one; by hand there is
 // none.
-bool ElasticRun::Lost(const absl::Status& status) const {
-  return absl::IsUnavailable(status) && !ckpt::IsStorageError(status) && session_->managed() && !lost_;
+bool ElasticRun::Lost(const absl::Status& status) {
+  if (!absl::IsUnavailable(status) || ckpt::IsStorageError(status) || !session_->managed() || lost_)
+    return false;
+  why_lost_ = status;
+  return true;
 }
 
 // What is sent beside the program reads the state and speaks over the communicator, and ends first.
@@ -178,7 +202,7 @@ absl::Status ElasticRun::Form() {
     reopen_at_.reset();
     if (!first || !session_->has_place()) {
       ++reforms_;
-      GT_RETURN_IF_ERROR(session_->Rejoin({.join_timeout = options_.rejoin_timeout, .stays = true}));
+      GT_RETURN_IF_ERROR(RejoinAfter(*session_, options_.rejoin_timeout, why_lost_));
     }
     const absl::Status met = Meet();
     if (met.ok()) LeaveReducer();

@@ -226,7 +226,7 @@ class ElasticRun {
   void SayWhere();
   void FillBlock();
   absl::Status ReadBlock();
-  bool Lost(const absl::Status& status) const;
+  bool Lost(const absl::Status& status);
 
   const std::shared_ptr<Session> session_;
   ElasticOptions options_;
@@ -270,6 +270,7 @@ class ElasticRun {
   int64_t applied_ = -1;
   int64_t held_ = -1;
   bool as_made_ = true;            // MemberState::as_made
+  absl::Status why_lost_;          // the newest error of a call of a generation
   bool lost_ = false;              // there is nothing that this run could go on with
   sharding::SampleCursor cursor_;  // behind `applied_`
   sharding::SampleBlock block_{};  // step and cursor as they are handed over and saved

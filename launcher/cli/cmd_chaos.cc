@@ -182,7 +182,17 @@ class Chaos {
     return {running[rng_.Below(running.size())]};
   }
 
+  // A rank that the job will not have is a mistake, and not a fault that did not come.
+  absl::Status CheckRank(const JobDoc& job) const {
+    const int ranks = std::max(job.world_size, static_cast<int>(job.ranks.size()));
+    if (!plan_.rank || ranks == 0 || *plan_.rank < ranks) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rank ", *plan_.rank, ": ", job_, " has ranks 0 to ", ranks - 1));
+  }
+
   absl::Status StrikeUntil(Instant end) {
+    GT_ASSIGN_OR_RETURN(const JobDoc first, AskJob(cluster_, job_, absl::Seconds(20)));
+    if (!first.Final()) GT_RETURN_IF_ERROR(CheckRank(first));
     while (Pause(plan_.every * (0.5 + rng_.Unit()), end)) {
       GT_ASSIGN_OR_RETURN(const JobDoc before, AskJob(cluster_, job_, absl::Seconds(20)));
       if (before.Final()) break;

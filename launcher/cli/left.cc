@@ -200,6 +200,11 @@ absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> ge
   const std::string name = absl::StrCat("rank-", rank, is_stderr ? ".err" : ".out");
   const UniqueFd file(openat(dir.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info = {};
+  // Some waited beside the ranks, with numbers behind theirs.
+  if (!file.valid() && errno == ENOENT && rank >= job.world_size) {
+    return absl::FailedPreconditionError(absl::StrCat(job.id, " has ranks 0 to ", job.world_size - 1,
+                                                      ", and ", folder, " has no log of a rank ", rank));
+  }
   if (!file.valid() && errno == ENOENT)
     return LogDoc{.next_offset = offset, .end = true};  // it wrote nothing
   if (!file.valid() || fstat(file.get(), &info) != 0) return ErrnoStatus(errno, folder + "/" + name);

@@ -89,8 +89,8 @@ class Buffer:
         bits = self._name == "uint8" or (self._name in ("int8", "uint16", "int16") and SIZES[code] == self._itemsize)
         if self.dtype not in (None, code) and not bits:
             wanted = next(name for name, number in NAMES.items() if number == code)
-            raise InvalidArgument(f"the elements are {self._name}, not {wanted}: dtype= says what bits are, it converts "
-                                  "nothing")
+            raise InvalidArgument(f"the elements are {self._name}, not {wanted}: nothing is converted here, so make them "
+                                  f"{wanted} first (numpy: .astype('{wanted}'))")
         if self.bytes % SIZES[code]:
             raise InvalidArgument(f"{self.bytes} bytes are no whole number of elements")
         if SIZES[code] != self._itemsize:

@@ -27,6 +27,8 @@ struct SessionOptions {
   // This process means to call Rejoin when its generation is over. Only a job with `elastic.mode: in-place`
   // lets it; in others it is ended as without this.
   bool stays = false;
+  // Rejoin waits so long for the end of the generation, at most join_timeout; then DeadlineExceeded.
+  absl::Duration over_timeout = absl::InfiniteDuration();
   // Such a process, when it was started beside a generation, does not wait for its place in the join: Rejoin
   // does, which is to be called first (has_place), so what the program does before holds nobody up. In a job
   // with a `mesh` of more than dp it waits all the same, for what it prepares depends on its place.
@@ -117,6 +119,9 @@ class Session {
   // printable bytes of it are kept. Never blocks. Checkpointer calls it.
   virtual void ReportNote(absl::string_view kind, const std::string& text) = 0;
 
+  // Ranks of this generation that have ended with exit code 0, as far as this process was told: nobody
+  // replaces them, and no collective with them ends well.
+  virtual std::vector<int> left() const { return {}; }
   // OK, or Unavailable with the reason once this generation is over: end the step and exit 75.
   virtual absl::Status Alive() const = 0;
   // True once the user asked to stop: save, then exit 0. Every rank may see it at another step;

@@ -38,6 +38,9 @@ constexpr int kBusyPollMs = 100;
 constexpr absl::Duration kSayWaiting = absl::Seconds(3);
 constexpr absl::Duration kLookWanted = absl::Milliseconds(100);
 constexpr char kPauseText[] = "pause";
+constexpr char kNoPlaceYet[] =
+    "this process came up beside a running generation and has no place in one before the first step of its "
+    "elastic run: collectives and checkpoints of its own come behind that";
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
 // The patience, after a deadline, for the answer to the question which ranks are missing.
 constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
@@ -219,16 +222,17 @@ void KeeperLink::BeginNextLocked() {
   StepLocked(JoinEvent());
 }
 
-absl::Status KeeperLink::Rejoin(absl::Duration timeout) {
+absl::Status KeeperLink::Rejoin(absl::Duration timeout, absl::Duration over_timeout) {
   if (Forked()) return ForkedError();
   constexpr absl::Duration kLongest = absl::Hours(24 * 365);
   Instant deadline = Now() + std::min(timeout, kLongest);
   MutexLock lock(&mutex_);
   // A collective fails before everybody has heard that the generation is over.
   const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !AliveLocked().ok(); };
-  if (!mutex_.AwaitFor(deadline - Now(), over))
+  const absl::Duration ends_within = std::min(timeout, over_timeout);
+  if (!mutex_.AwaitFor(std::min(ends_within, kLongest), over))
     return absl::DeadlineExceededError(
-        absl::StrCat("the generation was not over within ", absl::FormatDuration(timeout)));
+        absl::StrCat("the generation was not over within ", absl::FormatDuration(ends_within)));
   if (!stays_ || !keeper_keeps_ranks_) return AliveLocked();
   if (std::exchange(comes_up_, false)) SendReleasedLocked(membership_->environment().generation);
   for (;;) {
@@ -595,7 +599,7 @@ void KeeperLink::ArenaFrameIn(KeeperFrame& frame) {
 void KeeperLink::RevokedIn(const std::string& reason) {
   uint64_t generation = membership_->environment().generation;
   if (next_) generation = std::exchange(next_, std::nullopt)->generation;
-  StepLocked(core::WorkerOver{reason});
+  StepLocked(core::WorkerOver{comes_up_ ? kNoPlaceYet : reason});
   if (stays_ && keeper_keeps_ranks_ && !comes_up_) SendReleasedLocked(generation);
 }
 

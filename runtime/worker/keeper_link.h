@@ -36,7 +36,7 @@ class KeeperLink {
   absl::Status Join(absl::Duration timeout);
   // Waits for the end of this membership, for the next one, and until all of its ranks have joined.
   // Unavailable: there is none for this process.
-  absl::Status Rejoin(absl::Duration timeout);
+  absl::Status Rejoin(absl::Duration timeout, absl::Duration over_timeout = absl::InfiniteDuration());
   std::shared_ptr<Membership> membership() const;
 
   absl::StatusOr<std::vector<std::string>> AllGather(const Membership& of, absl::string_view blob,

@@ -24,7 +24,9 @@ class ManagedSession final : public Session, public port::WriterHost {
       : job_(environment.job), link_(std::move(environment), stays, place_later) {}
 
   absl::Status Join(absl::Duration timeout) { return link_.Join(timeout); }
-  absl::Status Rejoin(const SessionOptions& options) override { return link_.Rejoin(options.join_timeout); }
+  absl::Status Rejoin(const SessionOptions& options) override {
+    return link_.Rejoin(options.join_timeout, options.over_timeout);
+  }
 
   bool has_place() const override { return !link_.comes_up(); }
 
@@ -74,6 +76,7 @@ class ManagedSession final : public Session, public port::WriterHost {
                                                absl::FunctionRef<bool()> wanted) override {
     return link_.StartWriter(arena_bytes, timeout, wanted);
   }
+  std::vector<int> left() const override { return link_.membership()->Left(); }
   absl::Status Alive() const override { return link_.Alive(); }
   bool StopRequested() const override { return link_.stop_requested(); }
   bool PauseRequested() const override { return link_.pause_requested(); }

@@ -3,7 +3,7 @@
 // DIR/trained.PID has a line for each step whose update this process made: generation, step, when
 // (nanoseconds of the machine's monotonic clock) and its own samples. DIR/weights.PID has the weights at the
 // end. MIB: of state beside the weights, which no step changes. While DIR/hold is there a process that begins
-// writes DIR/held.PID and waits: it takes long to load.
+// writes DIR/held.PID and waits: it takes long to load. The process whose number DIR/leave has ends with code 0.
 #include <gtrain/gtrain.h>
 #include <poll.h>
 #include <unistd.h>
@@ -52,6 +52,8 @@ gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
       part.SetLoss(loss);
     }
     if (!step.samples().empty()) poll(nullptr, 0, arguments.pause_ms);  // stands for a larger model
+    pid_t leaves = 0;
+    if (std::ifstream(arguments.folder + "/leave") >> leaves && leaves == getpid()) std::_Exit(0);
     std::string samples;
     for (const int64_t sample : step.samples()) samples += " " + std::to_string(sample);
     return step.Apply(gradients, [&]() noexcept {

@@ -2,6 +2,7 @@
 import glob
 import os
 import random
+import re
 import signal
 import statistics
 import unittest
@@ -387,6 +388,19 @@ class ElasticRunTest(harness.GtrainTest):
         sizes = [len({tuple(line[2]) for lines in self.trained().values() for line in lines if line[1] == step})
                  for step in range(1, self.step() + 1)]
         self.assertIn(3, sizes, 'three went on alone')
+
+    def test_a_rank_that_leaves_the_others_is_named(self):
+        """L1: one ends with code 0 in the middle of training: nobody takes its place, and the others say so instead of waiting for it."""
+        leave = os.path.join(self.out, 'leave')
+        self.launch('leaves', ranks='3', pause=20, extra='', weights=2)
+        wait_until('steps', lambda: self.step() >= 5)
+        with open(leave, 'w') as out:
+            out.write(str(min(self.living())))
+        logs = os.path.join(self.dir, 'gtrain-runs', 'leaves-*', 'logs', 'generation-1', '*.err')
+        wait_until('what the others say', lambda: re.search('training cannot go on, and no rank was lost: .*ended with exit code 0',
+                                                            ''.join(self.read(path) for path in glob.glob(logs))))
+        self.wait_for_state('leaves', 'SUCCEEDED')
+        self.assertEqual(self.job('leaves')['restarts'], 1)
 
     def test_nobody_waits_for_a_program_that_loads(self):
         """P1: who comes up beside the others has its place when it is ready to train, and not when it has joined."""

@@ -73,7 +73,7 @@ void RankTalk::Apply(const JobId& job, AgentGeneration& generation, int number, 
     head_.HurryHeartbeat();
   }
   rank.status_changed = true;
-  if (said.kind == RankSaid::Kind::kPause) {
+  if (said.kind == RankSaid::Kind::kPause && number == 0) {  // which speaks for all
     rank.status.pause = said.paused ? RankPause::kPaused : RankPause::kMay;
     // They stand still until the head has heard. It hears once what it has asked for, whatever a rank says.
     if (said.paused && std::exchange(generation.asked_to_pause, false))

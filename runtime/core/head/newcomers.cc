@@ -41,6 +41,17 @@ bool MayReform(const Job& job) {
 // How many of those that wait are to join: not the spares.
 int WantedOf(const Job& job) { return job.RanksOf(*job.record.grant) - job.record.grant->world_size; }
 
+// Members that were started and have not come up: the others stand still for them.
+int AbsentOf(const Job& job) {
+  if (job.demand.unit != 1) return 0;  // one that waits has a part of its own
+  int absent = 0;
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    const bool started = job.record.grant->ranks[i].process.generation.value == 0;
+    absent += started && job.ranks[i].status.state != RankState::kJoined ? 1 : 0;
+  }
+  return absent;
+}
+
 // How many ranks of spares it should have.
 int SparesOf(const Job& job) {
   if (!job.demand.count_nodes || job.Spares() == 0) return job.Spares();
@@ -191,15 +202,20 @@ Newcomers::Count Newcomers::CountOf(const Job& job) {
   return count;
 }
 
+// Somebody who is ready is a member in the next generation.
+bool Newcomers::Joins(const Job& job, const Count& count) {
+  return count.ready > 0 && (count.wanted > 0 || AbsentOf(job) > 0);
+}
+
 // Sets when the generation is to be re-formed, if at all.
 void Newcomers::Plan(Job& job, const Count& count, Instant now) {
   const auto& [open, ready, wanted, all_ready] = count;
   // What restarts would lose more by being re-formed than a spare is worth.
   const bool lacks = wanted > 0 ? open == 0 : open < SparesOf(job) && job.ProcessesStay();
-  const bool joins = wanted > 0 && ready > 0;
+  const bool joins = Joins(job, count);
   if (lacks && !job.join_at) job.join_at = now + TryAgain(job);
   if (joins && !job.join_at) job.join_at = now + kJoinBatch;
-  if (joins && (all_ready || ready >= wanted)) job.join_at = now;
+  if (joins && (all_ready || ready >= wanted)) job.join_at = now;  // a spare at once
   if (!lacks && !joins) job.join_at.reset(), job.pause_asked.reset();
 }
 
@@ -211,12 +227,12 @@ void Newcomers::Consider(Job& job, Instant now) {
   Plan(job, count, now);
   const std::optional<Instant> due = DueAt(job);
   if (!due || *due > now) return;
-  const bool joins = count.wanted > 0 && count.ready > 0;
+  const bool joins = Joins(job, count);
   if (!model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now)) {
     job.join_at = now + context_.config().heartbeat_interval;
   } else if (joins || HasRoom(job, count.open)) {
     if (AwaitsPause(job, now)) return;
-    Join(job, joins ? std::min(count.ready, count.wanted) : 0, now);
+    Join(job, joins ? std::min(count.ready, count.wanted > 0 ? count.wanted : AbsentOf(job)) : 0, now);
   } else {
     job.join_at = now + TryAgain(job);
   }
@@ -236,8 +252,11 @@ void Newcomers::Join(Job& job, int ready, Instant now) {
   std::string what =
       WantedOf(job) > 0 ? "ranks that were to join are started anew" : "spares are started beside the ranks";
   if (ready > 0) {
-    what = absl::StrCat(ready, ready == 1 ? " rank joins" : " ranks join", " the ", job.ranks.size(),
-                        " that run");
+    what = WantedOf(job) > 0
+               ? absl::StrCat(ready, ready == 1 ? " rank joins" : " ranks join", " the ", job.ranks.size(),
+                              " that run")
+               : absl::StrCat(ready, ready == 1 ? " spare takes the place" : " spares take the places",
+                              " of what still loads");
   }
   life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, context_.config().reform_grace, what, now);
 }

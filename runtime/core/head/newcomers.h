@@ -8,6 +8,8 @@
 // there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
 // ranks made a step, nor while a node is silent.
 //
+// Likewise where a member that was started is still loading and a spare is ready: it takes that place.
+//
 // Where rank 0 says that its ranks can stand still behind a step (gtrain::Elastic), they are asked to before
 // that, and given the time of a few steps: the newcomers then get the state beside all of the next one, and
 // not behind what had been computed when the generation ended.
@@ -54,6 +56,7 @@ class Newcomers {
   static Count CountOf(const Job& job);
   void PlanAnew(Job& job, Instant now);
   bool AwaitsPause(Job& job, Instant now);
+  static bool Joins(const Job& job, const Count& count);
   static void Plan(Job& job, const Count& count, Instant now);
   void GiveUpLate(Job& job, Instant now);
   bool HasRoom(const Job& job, int open);

@@ -226,6 +226,33 @@ TEST_F(NewcomersTest, APartnerThatEndsIsStartedAnew) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
+// P1: a rank was lost while the spare still loaded, so that another process was started in its place: the
+// first of the two that is ready has it.
+TEST_F(NewcomersTest, ASpareThatIsReadyTakesThePlaceOfOneThatLoads) {
+  const JobId job = TwoAndASpare();
+  const GenerationGrant two = Newest();
+  const std::string node = two.ranks[0].node.value;
+  sent_.clear();
+  Kill(node, job, 2, 0);
+  // The spare had been started anew, and loads.
+  FromNode(node, GenerationGone{job, {2}, true, "", {ProcessIn(two, 1)}, {{{2}, 2}}});
+  const GenerationGrant three = Newest();
+  ASSERT_EQ(three.world_size, 2);
+  ASSERT_THAT(three.waiting, SizeIs(1));
+  StartRanks(job);
+  const int fresh = three.ranks[0].process.generation.value == 0 ? 0 : 1;
+  IsNow(node, job, 3, 1 - fresh, RankState::kJoined);
+  IsNow(node, job, 3, fresh, RankState::kRunning);
+  sent_.clear();
+  Pass(absl::Seconds(8), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "neither is ready";
+  IsNow(three.waiting[0].node.value, job, 3, 2, RankState::kJoined);
+  Pass(absl::Seconds(2), {"1", "2"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
+  EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
+  EXPECT_THAT(Sent<Revoke>()[0].second.reason, HasSubstr("takes the place"));
+}
+
 // Ranks that can stand still behind a step are asked to, and interrupted only when they do not come to it.
 class PauseTest : public NewcomersTest {
  protected:
