@@ -467,6 +467,10 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
     ++kernel_.counts["generation takes in who came up beside it"];
     return std::nullopt;
   }
+  if (absl::StrContains(reason, "of what still loads") && truth.up_beside > 0) {
+    ++kernel_.counts["generation has a spare for one that loads"];
+    return std::nullopt;
+  }
   if (absl::StartsWith(reason, "spares are started") && spec != nullptr && spec->spares > 0) {
     ++kernel_.counts["generation takes spares beside it"];
     return std::nullopt;

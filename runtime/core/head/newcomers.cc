@@ -41,7 +41,8 @@ bool MayReform(const Job& job) {
 // How many of those that wait are to join: not the spares.
 int WantedOf(const Job& job) { return job.RanksOf(*job.record.grant) - job.record.grant->world_size; }
 
-// Members that were started and have not come up: the others stand still for them.
+// Members that were started and have not come up: those that go on stand still for them. Where nobody goes on
+// all load alike, and nothing is won.
 int AbsentOf(const Job& job) {
   if (job.demand.unit != 1) return 0;  // one that waits has a part of its own
   int absent = 0;
@@ -49,7 +50,7 @@ int AbsentOf(const Job& job) {
     const bool started = job.record.grant->ranks[i].process.generation.value == 0;
     absent += started && job.ranks[i].status.state != RankState::kJoined ? 1 : 0;
   }
-  return absent;
+  return absent < static_cast<int>(job.ranks.size()) ? absent : 0;
 }
 
 // How many ranks of spares it should have.
@@ -202,9 +203,12 @@ Newcomers::Count Newcomers::CountOf(const Job& job) {
   return count;
 }
 
-// Somebody who is ready is a member in the next generation.
+// Somebody who is ready is a member in the next generation. What still loads is ended then, so spares take
+// the places of all of it or of none.
 bool Newcomers::Joins(const Job& job, const Count& count) {
-  return count.ready > 0 && (count.wanted > 0 || AbsentOf(job) > 0);
+  if (count.ready == 0 || count.wanted > 0) return count.ready > 0;
+  const int absent = AbsentOf(job);
+  return absent > 0 && count.ready >= absent;
 }
 
 // Sets when the generation is to be re-formed, if at all.
