@@ -3,7 +3,8 @@
 // DIR/trained.PID has a line for each step whose update this process made: generation, step, when
 // (nanoseconds of the machine's monotonic clock) and its own samples. DIR/weights.PID has the weights at the
 // end. MIB: of state beside the weights, which no step changes. While DIR/hold is there a process that begins
-// writes DIR/held.PID and waits: it takes long to load. The process whose number DIR/leave has ends with code 0.
+// writes DIR/held.PID and waits: it takes long to load. The process whose number DIR/leave has ends with code
+// 0.
 #include <gtrain/gtrain.h>
 #include <poll.h>
 #include <unistd.h>

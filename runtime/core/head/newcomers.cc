@@ -219,7 +219,7 @@ void Newcomers::Plan(Job& job, const Count& count, Instant now) {
   const bool joins = Joins(job, count);
   if (lacks && !job.join_at) job.join_at = now + TryAgain(job);
   if (joins && !job.join_at) job.join_at = now + kJoinBatch;
-  if (joins && (all_ready || ready >= wanted)) job.join_at = now;  // a spare at once
+  if (joins && (all_ready || ready >= wanted)) job.join_at = now;
   if (!lacks && !joins) job.join_at.reset(), job.pause_asked.reset();
 }
 
