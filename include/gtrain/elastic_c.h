@@ -58,7 +58,9 @@ GTRAIN_API gtrain_status gtrain_session_mesh(const gtrain_session* session, gtra
  *   }
  *
  * Each of the three may wait for the other ranks and for the next generation. UNAVAILABLE: there is no other
- * generation for this process: exit with 75. Outside gtrain the same program is a world of one rank. */
+ * generation for this process: exit with 75. FAILED_PRECONDITION, among others: a rank has ended with exit
+ * code 0 while others train, so training cannot go on. Outside gtrain the same program is a world of one
+ * rank. */
 /* ---- the same bits at any number of ranks ----
  *
  * With `elastic: {determinism: bitwise}` in the job file the samples of a step are cut into parts, the
