@@ -8,7 +8,7 @@
 // there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
 // ranks made a step, nor while a node is silent.
 //
-// Likewise where a member that was started is still loading and a spare is ready: it takes that place.
+// Likewise where a member that was started has not joined yet and a spare is ready: it takes that place.
 //
 // Where rank 0 says that its ranks can stand still behind a step (gtrain::Elastic), they are asked to before
 // that, and given the time of a few steps: the newcomers then get the state beside all of the next one, and
