@@ -678,7 +678,7 @@ class ElasticTest(unittest.TestCase):
                 gtrain.Elastic(session, samples=6, global_batch=2, compression="zip")
 
     def test_errors_of_the_caller(self):
-        with gtrain.Session(stay=True) as session:
+        with gtrain.Session(place_later=True) as session:
             twice = gtrain.Elastic(session, samples=10, global_batch=5)
             twice.gradient(np.zeros(2, dtype=np.float32))
             for step in twice:

@@ -31,9 +31,8 @@ constexpr absl::Duration kFirstReduction = absl::Hours(4);
 constexpr int kLastTries = 26;  // after 5 s, 10, 20, 40 and then 80 s each: half an hour
 constexpr absl::Duration kVerdict = absl::Minutes(1);  // above what a silent machine is given
 constexpr absl::Duration kLookAlive = absl::Milliseconds(100);
-// Calls of a generation have failed: so often it is asked whether a rank has ended with exit code 0, and so
-// long it takes at most until the head says that it is over.
-constexpr absl::Duration kLookForLeft = absl::Seconds(5), kOverWithin = absl::Minutes(30);
+// Calls of a generation have failed: so often it is asked whether a rank has ended with exit code 0.
+constexpr absl::Duration kLookForLeft = absl::Seconds(5);
 // Ranks that stand still do so for no longer. The head needs a few milliseconds.
 constexpr absl::Duration kPause = absl::Seconds(2), kLookPaused = absl::Milliseconds(1);
 
@@ -73,7 +72,8 @@ absl::Status RejoinAfter(Session& session, absl::Duration timeout, const absl::S
     const absl::Status joined =
         session.Rejoin({.join_timeout = timeout, .stays = true, .over_timeout = kLookForLeft});
     if (!absl::IsDeadlineExceeded(joined) || !session.Alive().ok()) return joined;
-    if (session.left().empty() && clock.Now() - begin < kOverWithin) continue;
+    // A head that is away says nothing, and the ranks go on when it is back.
+    if (session.left().empty() && clock.Now() - begin < timeout) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "training cannot go on, and no rank was lost: ", why.message(),
         ". All ranks train until the run is done (gtrain_elastic_begin, Elastic::Train): a program "

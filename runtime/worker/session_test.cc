@@ -671,7 +671,8 @@ TEST_F(InProcess, WhoTakesItsPlaceLaterIsReadyWhenItAsksForIt) {
   ASSERT_TRUE(session.ok()) << session.status();
   EXPECT_FALSE((*session)->has_place());
   EXPECT_EQ((*session)->rank(), 2) << "behind the ranks";
-  EXPECT_TRUE(absl::IsUnavailable((*session)->Alive()));
+  EXPECT_THAT((*session)->Alive().ToString(),
+              testing::HasSubstr("no place in one before the first step of its elastic run"));
   EXPECT_EQ(keeper.released(), 0);
   ASSERT_TRUE((*session)->Rejoin({.join_timeout = kPatience}).ok());
   EXPECT_TRUE((*session)->has_place());

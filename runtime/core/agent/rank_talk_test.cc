@@ -80,6 +80,8 @@ TEST_F(AgentCoreTest, RanksThatPauseAreAskedByOneAndSaidAtOnce) {
   ASSERT_EQ(Commands<keeper::Relay>().size(), 1u);
   EXPECT_EQ(Commands<keeper::Relay>()[0].rank, 0);
   EXPECT_EQ(Commands<keeper::Relay>()[0].json, "pause");
+  FromRank(1, R"({"type":"pause","paused":true})", 7);
+  EXPECT_THAT(Sent<RanksStarted>(), IsEmpty()) << "rank 0 alone speaks for all";
   FromRank(0, R"({"type":"pause","paused":true})", 2);
   ASSERT_EQ(Sent<RanksStarted>().size(), 1u);
   ASSERT_EQ(Sent<RanksStarted>()[0].ranks.size(), 1u);
