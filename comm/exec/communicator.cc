@@ -44,7 +44,7 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of each rank's blob, so that all ranks report the error of one. A restart helps against
 // kMeetError, not against kMeetNever: a requested thing that does not exist.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (13 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (14 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 
@@ -352,7 +352,7 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, const Watch& watc
   // Connections are made here, so that a network that does not work shows now and not in the first step.
   if (nodes() > 1)
     GT_RETURN_IF_ERROR(links_.Learn(between_.get(), shm_ == nullptr ? nullptr : shm_->Result(0), watch));
-  return Barrier();
+  return options_.user.meet ? Barrier() : absl::OkStatus();
 }
 
 void ExecCommunicator::MakeBackend() {

@@ -45,8 +45,9 @@ struct ExecOptions {
 //   ways to speak (one, or leader and rails: these send as many);
 //   (N - 1) (w + 1) of a few numbers, to agree on that, in a round each up to 16 machines, N - 1 above; and
 //   the barrier's: L, or N - 1 where up to 16 machines have several ranks.
-// With `deterministic` nothing is measured: w is 0. A Split needs no head: five all-gathers of this
-// communicator, the largest of n addresses, bring its members together, and the rest is as here.
+// With `deterministic` nothing is measured, and nothing agreed on. Where all ranks know from an earlier
+// communicator what their links cost, these are not tried either. A Split needs no head: an all-gather of 16
+// bytes a rank in this communicator tells who its members are, and they meet in a barrier.
 // comm/shm/shm_group.h says how much memory an arena takes, comm/ucx/fabric.h what a transport costs.
 // Costs.OfACommunicatorAtScale counts all of it up to 256 ranks.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap,

@@ -20,6 +20,9 @@ struct CommunicatorOptions {
   // seconds whatever it is, so this one is for a rank that lives and hangs: longer than rank 0 alone
   // evaluates, compiles or unpacks data while the others wait, and what PyTorch users know of NCCL.
   absl::Duration timeout = absl::Minutes(10);
+  // All ranks meet once more when it is made, so that a network that does not work shows then. Without that
+  // it shows in the first collective, which the caller is about to begin on all of them: log2 m rounds less.
+  bool meet = true;
 };
 
 inline constexpr int kAnySource = -1, kAnyTag = -1;

@@ -17,6 +17,7 @@
 #include "checkpoint/format/hash.h"
 #include "elastic/exec/hand_over.h"
 #include "elastic/exec/machine.h"
+#include "elastic/plan/greeting.h"
 #include "sharding/ledger/audit.h"
 
 namespace gtrain::elastic {
@@ -90,12 +91,35 @@ bool PauseForOthers(Session& session) {
   return false;
 }
 
-MemberState OwnState(MemberState member, const StepCopies* copies) {
-  member.copies.resize(2);
-  if (copies == nullptr) return member;
-  member.undo = copies->undo_step();
-  member.copies = copies->held();
-  return member;
+// What the members of a generation have told each other.
+struct Greeted {
+  std::vector<MemberState> members;  // index = rank, as below
+  std::vector<int> machines;
+  std::vector<BatchShare> computed;
+  Greeting::Save newest;  // as if one had just begun where nobody knows of one
+  int64_t carriers = 0;
+  bool stop = false;
+};
+
+absl::StatusOr<Greeted> Greet(Communicator& comm, Greeting own) {
+  own.machine = comm.machine();
+  const GreetingWords mine = WriteGreeting(own);
+  std::vector<GreetingWords> words(static_cast<size_t>(comm.size()));
+  GT_RETURN_IF_ERROR(comm.AllGather(mine.data(), words.data(), mine.size(), DType::kInt64));
+  Greeted all;
+  std::optional<Greeting::Save> newest;
+  for (const GreetingWords& of_rank : words) {
+    const Greeting member = ReadGreeting(of_rank);
+    all.members.push_back(member.state);
+    all.machines.push_back(member.machine);
+    all.computed.push_back(member.computed);
+    all.stop = all.stop || member.stop;
+    all.carriers += member.carries_over ? 1 : 0;
+    if (member.save && (!newest || member.save->milliseconds_ago < newest->milliseconds_ago))
+      newest = member.save;
+  }
+  if (newest) all.newest = *newest;
+  return all;
 }
 
 // Of the state after `step`, to the ranks that keep them.
@@ -212,58 +236,32 @@ absl::Status ElasticRun::Form() {
 
 absl::Status ElasticRun::Meet() {
   GT_RETURN_IF_ERROR(CheckPlace());
-  GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator());
   // Whether to stop was agreed upon in a step that not all may have ended.
-  const std::optional<Checkpoints::Save>& save = checkpoints_.newest();
-  const int64_t since_save = save ? absl::ToInt64Milliseconds(RealClock().Now() - save->began) : -1;
-  const MemberState member = OwnState({applied_, held_, as_made_}, step_copies_.get());
-  const bool keeps = untouched_ && !met_along_ && place_.cells == 1 && !GetParts().bitwise();
-  const std::array<int64_t, 16> mine = {applied_,
-                                        held_,
-                                        stop_ ? 1 : 0,
-                                        as_made_ ? 1 : 0,
-                                        carries_ ? 1 : 0,
-                                        since_save,
-                                        comm_->machine(),
-                                        member.undo,
-                                        member.copies[0].cell,
-                                        member.copies[0].step,
-                                        member.copies[1].cell,
-                                        member.copies[1].step,
-                                        computed_.share,
-                                        keeps ? computed_.shares : 0,
-                                        line_,
-                                        save ? save->step : 0};
-  std::vector<int64_t> all(mine.size() * static_cast<size_t>(comm_->size()));
-  GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), all.data(), mine.size(), DType::kInt64));
-  const std::vector<MeshAxis> mesh = session_->mesh();
-  std::vector<MemberState> members;
-  std::vector<BatchShare> computed;
-  cells_.clear();
-  machines_.clear();
-  int64_t carriers = 0, newest_save = -1, newest_step = 0;
-  for (size_t i = 0; i < all.size(); i += mine.size()) {
-    const auto copy = [&all, i](size_t at) {
-      return PartCopy{static_cast<int>(all[i + at]), all[i + at + 1]};
-    };
-    members.push_back({all[i], all[i + 1], all[i + 3] != 0, all[i + 7], {copy(8), copy(10)}, all[i + 14]});
-    computed.push_back({static_cast<int>(all[i + 12]), static_cast<int>(all[i + 13])});
-    machines_.push_back(static_cast<int>(all[i + 6]));
-    cells_.push_back(PlaceIn(mesh, static_cast<int>(cells_.size())).cell);
-    stop_ = stop_ || all[i + 2] != 0;
-    carriers += all[i + 4];
-    if (all[i + 5] >= 0 && (newest_save < 0 || all[i + 5] < newest_save))
-      std::tie(newest_save, newest_step) = std::pair(all[i + 5], all[i + 15]);
+  Greeting own{.state = {applied_, held_, as_made_}, .stop = stop_, .carries_over = carries_};
+  own.state.line = line_;
+  if (step_copies_ != nullptr) {
+    own.state.undo = step_copies_->undo_step();
+    own.state.copies = step_copies_->held();
   }
-  CountLostResiduals(carriers);
+  const bool keeps = untouched_ && !met_along_ && place_.cells == 1 && !GetParts().bitwise();
+  own.computed = {computed_.share, keeps ? computed_.shares : 0};
+  if (const std::optional<Checkpoints::Save>& save = checkpoints_.newest())
+    own.save = {save->step, absl::ToInt64Milliseconds(RealClock().Now() - save->began)};
+  GT_ASSIGN_OR_RETURN(comm_, session_->MakeCommunicator({.meet = false}));
+  GT_ASSIGN_OR_RETURN(const Greeted all, Greet(*comm_, own));
+  machines_ = all.machines;
+  cells_.clear();
+  for (int rank = 0; rank < comm_->size(); ++rank) cells_.push_back(PlaceIn(session_->mesh(), rank).cell);
+  stop_ = stop_ || all.stop;
+  CountLostResiduals(all.carriers);
   checkpoints_.SetNewest(
-      {newest_step, RealClock().Now() - absl::Milliseconds(std::max<int64_t>(0, newest_save))});
-  agreement_ = Agree(members, cells_, place_.cells);
+      {all.newest.step, RealClock().Now() - absl::Milliseconds(all.newest.milliseconds_ago)});
+  agreement_ = Agree(all.members, cells_, place_.cells);
   // What a step has left here in another line is not what it has left in this one.
-  if (step_copies_ != nullptr && line_ < std::ranges::max(members, {}, &MemberState::line).line)
+  if (step_copies_ != nullptr && line_ < std::ranges::max(all.members, {}, &MemberState::line).line)
     step_copies_->Forget(-1);
   line_ = agreement_.line;
-  is_computed_ = agreement_.step >= 0 && !stop_ && IsComputed(agreement_, computed);
+  is_computed_ = agreement_.step >= 0 && !stop_ && IsComputed(agreement_, all.computed);
   beside_ = std::make_unique<StreamsBeside>(comm_);
   GetParts().BeginGeneration();
   if (options_.virtual_ranks > 0)

@@ -12,16 +12,16 @@
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
 // a larger one), one of 40 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
-// communicator, an all-gather of 128 bytes a rank and, where a rank is new, its state: each rank that has it
-// sends its share of it once (elastic/plan/hand_over.h), while it computes its first step, and waits in the
-// reduction of that step for those that are new, as these do for each other: several new ones split off a
-// communicator and hand on what each of them got. Every piece is read twice more for its hash. Until all have
-// agreed on the step that is, on m machines, two all-gathers through the head and at most 4 log2 m + 3 rounds
-// between ranks (comm/exec/costs_test.cc): the communicator makes 2 log2 m + 1 of them where m is above 16,
-// and more where it measures the network. Where a state was found in memory, the checkpointer of a generation
-// is opened beside training, from its first step on; saves that are due before it is open come with the step
-// that finds it open on all ranks. A storage that cannot be read then is tried again, and training goes on
-// without: what it has is in memory.
+// communicator, an all-gather of 128 bytes a rank, in which they meet for the first time, and, where a rank
+// is new, its state: each rank that has it sends its share of it once (elastic/plan/hand_over.h), while it
+// computes its first step, and waits in the reduction of that step for those that are new, as these do for
+// each other: several new ones split off a communicator and hand on what each of them got. Every piece is
+// read twice more for its hash. Until all have agreed on the step that is, on m machines, two all-gathers
+// through the head and, where m is above 16, at most 2 log2 m + 2 rounds between ranks
+// (comm/exec/costs_test.cc), below 8, and more where the network is measured. Where a state was found in
+// memory, the checkpointer of a generation is opened beside training, from its first step on; saves that are
+// due before it is open come with the step that finds it open on all ranks. A storage that cannot be read
+// then is tried again, and training goes on without: what it has is in memory.
 //
 // Where the job file has `comm.compression` gradients travel through a Reducer, which each generation makes
 // anew (at most three communicators and two small all-reduces a bucket) and which goes on with what the one

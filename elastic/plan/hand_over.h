@@ -26,6 +26,7 @@ std::vector<size_t> PiecesBetween(const PartHandOver& hand_over, size_t source, 
 
 struct BatchShare {
   int share = 0, shares = 1;  // `share` -1: none. `shares` 0: of what was computed nothing is left
+  bool operator==(const BatchShare&) const = default;
 };
 
 // Which share of the first step's batch `rank` has: those that have the state share it, so that they compute
