@@ -68,6 +68,8 @@ class HeadProcess {
   int64_t paused_at_ = 0;
   std::deque<core::PeerMessage> inbox_;
   std::deque<core::PeerGone> later_;
+  bool tells_of_gone_ = false;                   // of later_
+  std::string unsent_;                           // what could not be sent meanwhile
   std::optional<core::OutboxBatch> committing_;  // with the disk, or waiting for room there
   bool no_room_ = false;
   core::JoinQueue joins_;

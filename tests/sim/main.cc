@@ -164,12 +164,13 @@ std::string ReportText(const Totals& totals, double seconds, int jobs) {
   return text;
 }
 
-// Each process takes every n-th seed.
-void Worker(const Options& options, int index, double began, FILE* out) {
+// Each process takes every n-th seed. `trying`: a file that has the one it is at, for a crash says nothing.
+void Worker(const Options& options, int index, double began, FILE* out, const std::string& trying) {
   Totals totals;
   for (uint64_t seed = options.first + static_cast<uint64_t>(index); seed <= options.last;
        seed += static_cast<uint64_t>(options.jobs)) {
     if (options.minutes > 0 && Seconds() - began > 60.0 * options.minutes) break;
+    std::ofstream(trying) << seed;
     (void)TrySeed(seed, &totals);
     if (totals.failed >= 5) break;
   }
@@ -186,12 +187,12 @@ int Swarm(const Options& options) {
     return 2;
   }
   std::vector<pid_t> children;
-  bool broken = false;
+  std::string broken;
   for (int i = 0; i < options.jobs; ++i) {
     const pid_t pid = fork();
     if (pid == 0) {
       FILE* out = std::fopen(absl::StrCat(dir, "/", i).c_str(), "w");
-      Worker(options, i, began, out);
+      Worker(options, i, began, out, absl::StrCat(dir, "/trying-", i));
       std::fclose(out);
       std::fflush(stdout);
       _exit(0);
@@ -202,7 +203,14 @@ int Swarm(const Options& options) {
   for (int i = 0; i < options.jobs; ++i) {
     int status = 0;
     waitpid(children[static_cast<size_t>(i)], &status, 0);
-    broken = broken || !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      std::string seed;
+      std::ifstream(absl::StrCat(dir, "/trying-", i)) >> seed;
+      absl::StrAppend(&broken, "seed ", seed, " crashed, ",
+                      WIFSIGNALED(status) ? absl::StrCat("signal ", WTERMSIG(status))
+                                          : absl::StrCat("code ", WEXITSTATUS(status)),
+                      ": the seeds behind it that its process had were not run\n");
+    }
     Merge(absl::StrCat(dir, "/", i), &totals);
   }
   std::error_code ignored;
@@ -210,8 +218,8 @@ int Swarm(const Options& options) {
   const std::string text = ReportText(totals, Seconds() - began, options.jobs);
   std::printf("\n%s", text.c_str());
   if (!options.report.empty()) std::ofstream(options.report) << text;
-  if (broken) std::printf("a process of the run crashed\n");
-  return totals.failed > 0 || broken ? 1 : 0;
+  std::printf("%s", broken.c_str());
+  return totals.failed > 0 || !broken.empty() ? 1 : 0;
 }
 
 int Scenarios(const Options& options) {
