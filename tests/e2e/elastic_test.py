@@ -179,6 +179,7 @@ class ElasticTest(harness.GtrainTest):
         generation = self.job('spare')['generation']
         os.kill(another, signal.SIGKILL)
         wait_until('its end', lambda: [rank['state'] for rank in self.newcomers('spare')] == ['exited'])
+        self.assertRegex(self.gtrain('why', 'spare').stdout, 'newcomer: rank 3 on .*; it was a spare')
         self.await_steps(10)
         self.assertEqual(self.job('spare')['generation'], generation)
         self.assertEqual(self.await_members(3), after)
@@ -206,6 +207,7 @@ class ElasticTest(harness.GtrainTest):
         self.assertEqual(self.job('silent')['restarts'], 1, 'the rank that was killed')
         events = self.read(glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'events.jsonl'))[0])
         self.assertNotIn('its program hangs', events)
+        self.assertRegex(self.gtrain('why', 'silent').stdout, r'newcomer: rank \d on \S+, .*, did not answer when generation \d+ ended \(it stood still')
         self.finish('silent')
         self.end_local_cluster()
 
