@@ -221,8 +221,9 @@ class ElasticTest(harness.GtrainTest):
         spare = lambda: [rank['pid'] for rank in self.newcomers('talks') if rank['state'] == 'waiting']
         wait_until('a spare', spare)
         first = self.job('talks')['generation']
-        follower = self.start('logs', '-f', 'talks')
-        follower.wait_for(r'line \d+ \d+')
+        followers = [self.start('logs', '-f', 'talks'), self.start('attach', 'talks')]
+        for follower in followers:
+            follower.wait_for(r'line \d+ \d+')
         for _ in range(3):
             before, waits = self.await_members(3), wait_until('a spare', spare)
             os.kill(before[0], signal.SIGKILL)
@@ -230,16 +231,18 @@ class ElasticTest(harness.GtrainTest):
             self.assertIn(waits[0], after.values())
             self.await_steps(5)
         self.finish('talks')
-        self.assertEqual(follower.wait(), 0)
-        logs = glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'logs', 'generation-*', 'rank-*.out'))
-        written = [line for path in logs if int(re.search(r'generation-(\d+)', path)[1]) >= first
-                   for line in re.findall(r'line \d+ \d+', self.read(path))]
-        shown = re.findall(r'line \d+ \d+', follower.output())
-        self.assertGreater(len(written), 300)
-        self.assertEqual(sorted(set(written) - set(shown)), [], 'lines that were not shown')
-        self.assertEqual(len(shown), len(written), 'lines that were shown twice')
+        logs = lambda: glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'logs', 'generation-*', 'rank-*.out'))
+        for follower in followers:
+            self.assertEqual(follower.wait(), 0)
+            written = [line for path in logs() if int(re.search(r'generation-(\d+)', path)[1]) >= first
+                       for line in re.findall(r'line \d+ \d+', self.read(path))]
+            shown = re.findall(r'line \d+ \d+', follower.output())
+            self.assertGreater(len(written), 300)
+            self.assertEqual(sorted(set(written) - set(shown)), [], f'lines that {follower.argv[1]} did not show')
+            self.assertEqual(len(shown), len(written), f'lines that {follower.argv[1]} showed twice')
         for generation in range(first + 1, first + 4):
-            self.assertIn(f'gtrain: generation {generation}\n', follower.output())
+            self.assertIn(f'gtrain: generation {generation}\n', followers[0].output())
+        self.end_local_cluster()
 
     def test_spares_of_a_program_that_does_not_stay_disturb_nobody(self):
         self.launch('plain', '2', 'in-place, spares: 1', 0.01, '', '--restart')
