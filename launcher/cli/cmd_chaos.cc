@@ -171,14 +171,19 @@ class Chaos {
     }
   }
 
+  // Spares, and those that come up, have numbers behind the members of the generation.
+  static bool IsMember(const JobDoc& job, const RankDoc& rank) { return rank.rank < job.world_size; }
+
+  // Who waits beside the ranks is hit only where the user says whom: the job loses nothing with it.
   std::vector<RankDoc> Victims(const JobDoc& job) {
+    const bool named = plan_.rank || !plan_.node.empty();
     std::vector<RankDoc> running;
     for (const RankDoc& rank : job.ranks) {
       if (rank.pid > 0 && rank.state != "exited" && (!plan_.rank || rank.rank == *plan_.rank) &&
-          (plan_.node.empty() || rank.hostname == plan_.node))
+          (plan_.node.empty() || rank.hostname == plan_.node) && (named || IsMember(job, rank)))
         running.push_back(rank);
     }
-    if (running.empty() || plan_.rank || !plan_.node.empty()) return running;
+    if (running.empty() || named) return running;
     return {running[rng_.Below(running.size())]};
   }
 
@@ -202,7 +207,15 @@ class Chaos {
           Say(absl::StrCat("no rank to hit: ", Words(), "; ", before.state));
         continue;
       }
-      if (Strike(before, victims)) GT_RETURN_IF_ERROR(AwaitStep(before, victims, end));
+      GT_RETURN_IF_ERROR(Undrain());  // of one that waited beside the ranks
+      if (!Strike(before, victims)) continue;
+      if (std::ranges::any_of(victims, [&](const RankDoc& rank) { return IsMember(before, rank); })) {
+        GT_RETURN_IF_ERROR(AwaitStep(before, victims, end));
+      } else {
+        Say(absl::StrCat("rank ", NumbersOf(victims), " on ", victims[0].hostname,
+                         ": no member of generation ", before.generation,
+                         " (a spare, or one that comes up), so there is no restart to time"));
+      }
     }
     return absl::OkStatus();
   }
@@ -249,13 +262,17 @@ class Chaos {
     return absl::OkStatus();
   }
 
+  static std::string NumbersOf(const std::vector<RankDoc>& ranks) {
+    return absl::StrJoin(ranks, ",",
+                         [](std::string* out, const RankDoc& rank) { absl::StrAppend(out, rank.rank); });
+  }
+
   // Until every rank that was there, or the next generation, has gone a step on.
   absl::Status AwaitStep(const JobDoc& before, const std::vector<RankDoc>& victims, Instant end) {
     const Instant at = clock_.Now();
     const bool changes =
         plan_.deed != Plan::Deed::kStop;  // a rank that stood still goes on in its generation
-    std::string hit;
-    for (const RankDoc& victim : victims) absl::StrAppend(&hit, hit.empty() ? "" : ",", victim.rank);
+    const std::string hit = NumbersOf(victims);
     while (Pause(kAskEvery, std::max(end, at + kRecoverWithin))) {
       GT_ASSIGN_OR_RETURN(const JobDoc now, AskJob(cluster_, job_, absl::Seconds(20)));
       if (now.Final()) return absl::OkStatus();
@@ -339,7 +356,7 @@ Verb ChaosVerb() {
                  "as `gtrain node drain --deadline TIME`, taken back when the job runs elsewhere"},
                 {"every", '\0', "TIME", "from one fault to the next, half of it more or less; default 5s"},
                 {"for", '\0', "TIME", "no further fault after so long; default: until the job ends"},
-                {"rank", '\0', "R", "always this rank; default: any"},
+                {"rank", '\0', "R", "always this rank, which may be a spare; default: any member"},
                 {"node", '\0', "HOST", "all ranks of the job on this node"},
                 {"seed", '\0', "N", "the same choices again"},
                 ContextFlag(),

@@ -1,7 +1,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <list>
 #include <map>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
@@ -30,6 +32,7 @@ struct Stream {
   uint64_t offset = 0;
   std::optional<uint64_t> until;  // what follows is not read
   bool ended = true;              // no more will come, as far as was heard
+  bool told = false;              // why there may be less than it wrote
 };
 
 struct LogsRequest {
@@ -57,8 +60,9 @@ absl::StatusOr<bool> ReadSome(Source read, LogsRequest& request, RankOutput& out
       Stream& stream = streams[i];
       if (stream.until && stream.offset >= *stream.until) continue;
       if (!logs[i].ok()) return logs[i].status();
-      if (!logs[i]->note.empty() && stream.offset == 0)
+      if (!logs[i]->note.empty() && stream.offset == 0 && !std::exchange(stream.told, true))
         Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(logs[i]->note)));
+      if (stream.host.empty()) stream.host = logs[i]->hostname;
       output.Add(stream.rank, stream.host, stream.is_stderr, logs[i]->text);
       stream.ended = logs[i]->end;
       if (logs[i]->next_offset <= stream.offset) continue;
@@ -114,11 +118,13 @@ absl::StatusOr<int> RanksOf(Cluster& cluster, const JobDoc& job, uint64_t genera
   return log.world_size.value_or(0) > 0 ? *log.world_size : job.world_size;
 }
 
-// `cluster`: nullptr for a job that no head knows.
-absl::StatusOr<LogsRequest> MakeRequest(Cluster* cluster, const Args& args, const JobDoc& job) {
+// `cluster`: nullptr for a job that no head knows. `which`: the generation, where the user names none.
+absl::StatusOr<LogsRequest> MakeRequest(Cluster* cluster, const Args& args, const JobDoc& job,
+                                        std::optional<int64_t> which = std::nullopt) {
   LogsRequest request;
   request.job = job.id;
-  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> generation, args.Int("generation", 1, int64_t{1} << 40));
+  GT_ASSIGN_OR_RETURN(std::optional<int64_t> generation, args.Int("generation", 1, int64_t{1} << 40));
+  if (!generation) generation = which;
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
   if (job.generation == 0)
     return absl::NotFoundError(absl::StrCat(job.id, " has not started yet: ", job.reason));
@@ -137,7 +143,8 @@ absl::StatusOr<LogsRequest> MakeRequest(Cluster* cluster, const Args& args, cons
   if (rank && *rank >= ranks && cluster != nullptr)
     return absl::FailedPreconditionError(absl::StrCat(job.id, " has ranks 0 to ", ranks - 1));
   std::map<int, std::string> hosts;
-  for (const RankDoc& r : job.ranks) hosts[r.rank] = r.hostname;
+  const bool newest = request.generation.value_or(job.generation) == job.generation;
+  for (const RankDoc& r : job.ranks) hosts[r.rank] = newest ? r.hostname : "";
   for (const bool is_stderr : {false, true}) {
     if (args.Has(is_stderr ? "out" : "err")) continue;
     for (int r = static_cast<int>(rank.value_or(0)); r < (rank ? *rank + 1 : ranks); ++r)
@@ -147,52 +154,124 @@ absl::StatusOr<LogsRequest> MakeRequest(Cluster* cluster, const Args& args, cons
   return request;
 }
 
-// A generation that ends while we follow is read to its end before the next one begins.
-absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequest request) {
-  SignalPipe signals;
-  cluster.client->set_interrupt_fd(signals.fd());
-  RankOutput output = MakeOutput(request);
-  uint64_t after = 0;
-  const RealClock clock;
-  std::optional<Instant> over_since;
-  while (signals.Next() == 0) {
-    const absl::StatusOr<bool> any = ReadSome(cluster, request, output);
-    if (absl::IsCancelled(any.status())) return absl::OkStatus();
-    if (!any.ok() && !absl::IsUnavailable(any.status()) && !absl::IsDeadlineExceeded(any.status()))
-      return any.status();
-    const bool more = any.ok() && *any;
-    output.AddRedrawn(clock.Now());
-    if (!Show(output, /*flush=*/false)) return absl::OkStatus();
-    if (more) continue;
-    if (job.Final()) {
-      // A slow disk may not have written its last words yet; a keeper gives up after eight seconds.
-      constexpr absl::Duration kPatience = absl::Seconds(10), kPause = absl::Milliseconds(50);
-      if (!over_since) over_since = clock.Now();
-      const bool ended = std::ranges::all_of(request.streams, &Stream::ended);
-      if (ended || clock.Now() - *over_since > kPatience) {
-        Show(output, /*flush=*/true);
-        return absl::OkStatus();
-      }
-      absl::SleepFor(kPause);
-      continue;
+// Follows a job from generation to generation. Each one is asked for by its number and has an output of its
+// own, so what comes late is still its own. One that is over is read on: a process that waited for its place
+// in the next one, and one that goes on in it, write there until their keeper has given them that place,
+// which is later than the head says that the next generation has begun.
+class LogFollower {
+ public:
+  LogFollower(Cluster& cluster, const Args& args, JobDoc job)
+      : cluster_(cluster), args_(args), job_(std::move(job)) {
+    cluster_.client->set_interrupt_fd(signals_.fd());
+  }
+
+  absl::Status Run(LogsRequest first) {
+    if (!first.generation) first.generation = job_.generation;
+    Begin(std::move(first));
+    absl::Status status;
+    while (status.ok() && !ended_ && signals_.Next() == 0) status = Turn();
+    return absl::IsCancelled(status) ? absl::OkStatus() : status;  // a signal came
+  }
+
+ private:
+  struct Followed {
+    LogsRequest request;
+    RankOutput output;
+    std::optional<Instant> quiet_since;  // it is over, and nothing has come since
+  };
+
+  // A processor that is busy elsewhere may keep a keeper from its work for so long.
+  static constexpr absl::Duration kQuiet = absl::Seconds(3);
+  // A slow disk may not have written its last words yet; a keeper gives up after eight seconds.
+  static constexpr absl::Duration kPatience = absl::Seconds(10);
+
+  static bool Ended(const Followed& one) { return std::ranges::all_of(one.request.streams, &Stream::ended); }
+
+  void Begin(LogsRequest request) {
+    RankOutput output = MakeOutput(request);
+    followed_.push_back({std::move(request), std::move(output), std::nullopt});
+  }
+
+  absl::Status Turn() {
+    GT_ASSIGN_OR_RETURN(const bool more, ReadAll());
+    if (more || ended_) return absl::OkStatus();
+    if (job_.Final()) {
+      AwaitLastWords();
+      return absl::OkStatus();
     }
     const absl::StatusOr<std::string> wait =
-        Ask(cluster, core::ClientEvents{JobId(job.id), after, absl::Milliseconds(500)}, absl::Seconds(10));
+        Ask(cluster_, core::ClientEvents{JobId(job_.id), after_, absl::Milliseconds(500)}, absl::Seconds(10));
     if (wait.ok()) {
       GT_ASSIGN_OR_RETURN(const EventsDoc events, ParseEventsDoc(*wait));
-      after = events.next;
+      after_ = events.next;
     }
-    absl::StatusOr<JobDoc> now = AskJob(cluster, job.id, absl::Seconds(10));
-    if (absl::IsCancelled(now.status())) return absl::OkStatus();
-    if (!now.ok()) return now.status();
-    if (now->generation != job.generation && !args.Has("generation")) {
-      Complain(absl::StrCat("generation ", now->generation));
-      GT_ASSIGN_OR_RETURN(request, MakeRequest(&cluster, args, *now));
-    }
-    job = *std::move(now);
+    GT_ASSIGN_OR_RETURN(JobDoc now, AskJob(cluster_, job_.id, absl::Seconds(10)));
+    return GoOver(std::move(now));
   }
-  return absl::OkStatus();
-}
+
+  // True: something came. The older ones are read first, so that lines come in the order of generations.
+  absl::StatusOr<bool> ReadAll() {
+    bool any = false;
+    for (auto one = followed_.begin(); one != followed_.end() && !ended_;) {
+      const absl::StatusOr<bool> came = ReadSome(cluster_, one->request, one->output);
+      const bool older = !args_.Has("generation") && *one->request.generation < job_.generation;
+      const bool forgotten = older && absl::IsNotFound(came.status());  // by the head
+      if (forgotten)
+        Complain(absl::StrCat("the rest of generation ", *one->request.generation,
+                              " is not shown: ", SafeText(came.status().message())));
+      if (!came.ok() && !forgotten && !absl::IsUnavailable(came.status()) &&
+          !absl::IsDeadlineExceeded(came.status()))
+        return came.status();
+      const bool more = came.ok() && *came;
+      any = any || more;
+      one->output.AddRedrawn(clock_.Now());
+      const bool over = forgotten || (older && IsOver(*one, more));
+      ended_ = !Show(one->output, /*flush=*/over);
+      one = over ? followed_.erase(one) : std::next(one);
+    }
+    return any;
+  }
+
+  bool IsOver(Followed& one, bool more) {
+    const Instant now = clock_.Now();
+    if (more || !one.quiet_since) one.quiet_since = more ? now : one.quiet_since.value_or(now);
+    return now - *one.quiet_since > (Ended(one) ? kQuiet : kPatience);
+  }
+
+  void AwaitLastWords() {
+    constexpr absl::Duration kPause = absl::Milliseconds(50);
+    if (!over_since_) over_since_ = clock_.Now();
+    ended_ = std::ranges::all_of(followed_, Ended) || clock_.Now() - *over_since_ > kPatience;
+    if (!ended_) return absl::SleepFor(kPause);
+    for (Followed& one : followed_) Show(one.output, /*flush=*/true);
+  }
+
+  // A generation may have come and gone between two looks: its logs are as good as any.
+  absl::Status GoOver(JobDoc now) {
+    for (uint64_t next = job_.generation + 1; next <= now.generation && !args_.Has("generation"); ++next) {
+      absl::StatusOr<LogsRequest> request = MakeRequest(&cluster_, args_, now, static_cast<int64_t>(next));
+      // One that is forgotten, or in which the rank that was asked for has no place, has nothing to show.
+      const bool none = absl::IsNotFound(request.status()) || absl::IsFailedPrecondition(request.status());
+      Complain(none ? absl::StrCat("generation ", next, ": ", SafeText(request.status().message()))
+                    : absl::StrCat("generation ", next));
+      if (none) continue;
+      GT_RETURN_IF_ERROR(request.status());
+      Begin(*std::move(request));
+    }
+    job_ = std::move(now);
+    return absl::OkStatus();
+  }
+
+  Cluster& cluster_;
+  const Args& args_;
+  JobDoc job_;
+  const RealClock clock_;
+  SignalPipe signals_;
+  std::list<Followed> followed_;  // in the order of generations
+  uint64_t after_ = 0;
+  bool ended_ = false;  // all was shown, or nobody reads it
+  std::optional<Instant> over_since_;
+};
 
 // All stdout and then all stderr: nobody has noted which line of one stream came before which of the other,
 // and errors are looked for at the end.
@@ -240,7 +319,7 @@ absl::Status AskForLogs(const Args& args, std::string& word) {
   // The list of all jobs leaves out the ranks of finished ones, whose logs are as good as any.
   GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster, found.id, absl::Seconds(10)));
   GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(&cluster, args, job));
-  if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
+  if (args.Has("follow")) return LogFollower(cluster, args, job).Run(std::move(request));
   if (!job.Final()) EndWhereItIs(cluster, request);
   return PrintLogs([&](LogsRequest& part, RankOutput& output) { return ReadSome(cluster, part, output); },
                    request, job);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <list>
 #include <map>
 #include <set>
 #include <tuple>
@@ -50,13 +51,16 @@ constexpr int kRanksShown = 32;  // output of more ranks is in the log files
 constexpr uint64_t kFirstBytes = 4096;
 constexpr uint64_t kCharacterBytes = 4;  // a piece is cut between characters
 constexpr int kChunksPerTurn = 8;        // of one rank's stream, so that one loud rank cannot starve the rest
+constexpr int kChunksOfTheOld = 64;      // of a generation that has just ended
 constexpr int kFileChunks = 4;           // as many times more of a file that lies here
 constexpr int kTurnsOfTheRest = 8;       // of what was written when the job is over
 constexpr absl::Duration kRestPatience = absl::Seconds(5);
 constexpr absl::Duration kEndPatience = absl::Seconds(10);  // above the time that a keeper gives its logs
 constexpr absl::Duration kEndPoll = absl::Milliseconds(10), kEndPollMax = absl::Milliseconds(250);
 
-// Reads what ranks wrote since the last time. Offsets belong to one generation.
+// Reads what ranks wrote since the last time, of each generation until nothing more comes: processes that go
+// over to the next one write in the old one until their keeper has given them their place, which is later
+// than the head says that the next one has begun, and one may come and go between two looks.
 class OutputReader {
  public:
   OutputReader(Cluster& cluster, std::string job, const FollowOptions& options)
@@ -69,34 +73,24 @@ class OutputReader {
   using Show = std::function<bool()>;
   void Read(const JobDoc& job, RankOutput& output, const Show& show) {
     if (job.generation == 0) return;
-    if (job.generation != generation_ && generation_ != 0) {
-      ReadRanks(output, /*chunks=*/64, show);  // the rest of the old one
-      output.EndLines();
-    }
-    if (job.generation != generation_) {
-      generation_ = job.generation;
-      offsets_.clear();
-      if (generation_ == shown_generation_) offsets_[{0, false}] = shown_bytes_;
-      open_.clear();
-      files_.clear();
-    }
-    hosts_.clear();
-    for (const RankDoc& rank : job.ranks) {
-      if (rank.rank < kRanksShown) hosts_[rank.rank] = rank.hostname;
-    }
     final_ = job.Final();
     timeout_ = cluster_.is_own() && !final_ ? kOwnLogTimeout : kLogTimeout;
+    GoOver(job);
     run_dir_ = cluster_.backend->on_this_machine() && MayRead(job) ? job.run_dir : "";
-    ReadRanks(output, kChunksPerTurn, show);
+    for (auto of = watched_.begin(); std::next(of) != watched_.end();)
+      of = ReadOlder(*of, output, show) ? std::next(of) : watched_.erase(of);
+    ReadRanks(watched_.back(), output, kChunksPerTurn, show);
   }
 
   bool reads_files() const { return !run_dir_.empty(); }  // on this machine
   // Reads the new output in the files on this machine. True: there is more.
   bool ReadFiles(RankOutput& output, const Show& show) {
     bool more = false;
-    for (const auto& [rank, host] : hosts_) {
+    if (watched_.empty()) return more;
+    Watched& of = watched_.back();
+    for (const auto& [rank, host] : of.hosts) {
       for (const bool is_stderr : {false, true})
-        more = ReadFile({rank, is_stderr}, kChunksPerTurn, output, show) == Found::kMore || more;
+        more = ReadFile(of, {rank, is_stderr}, kChunksPerTurn, output, show) == Found::kMore || more;
     }
     return more;
   }
@@ -117,26 +111,73 @@ class OutputReader {
     std::string path;
     UniqueFd fd;
   };
+  struct Watched {
+    uint64_t generation = 0;
+    std::map<int, std::string> hosts = {};
+    std::map<std::pair<int, bool>, uint64_t> offsets = {};
+    std::map<std::pair<int, bool>, File> files = {};
+    std::optional<Instant> quiet_since = {};  // it is over, and nothing has come since
+  };
   enum class Found {
     kMore,
     kAll,      // nobody else knows of more
     kUnknown,  // the file is not here, or cannot be read
   };
 
+  // Of a generation that is over; false: no more will come. What comes next is of other processes.
+  bool ReadOlder(Watched& of, RankOutput& output, const Show& show) {
+    const uint64_t before = bytes_;
+    const bool first = !of.quiet_since;
+    ReadRanks(of, output, first ? kChunksOfTheOld : kChunksPerTurn, show);
+    if (first || bytes_ != before) {
+      of.quiet_since = clock_.Now();
+      output.EndLines();
+    }
+    if (final_ || clock_.Now() - *of.quiet_since <= kEndPatience) return true;
+    const auto is_of = [&](const Cut& cut) { return std::get<0>(cut) == of.generation; };
+    std::erase_if(cut_, is_of);
+    std::erase_if(open_, is_of);
+    return false;
+  }
+
+  void GoOver(const JobDoc& job) {
+    const uint64_t first = watched_.empty() ? job.generation : watched_.back().generation + 1;
+    for (uint64_t next = first; next <= job.generation; ++next) {
+      Watched of{.generation = next};
+      if (next == shown_generation_) of.offsets[{0, false}] = shown_bytes_;
+      if (next < job.generation) AskWhoWrote(of);
+      watched_.push_back(std::move(of));
+    }
+    if (watched_.back().generation != job.generation) return;
+    for (const RankDoc& rank : job.ranks) {  // who waits beside them is not named any more when it has ended
+      if (rank.rank < kRanksShown) watched_.back().hosts[rank.rank] = rank.hostname;
+    }
+  }
+
+  // Of a generation that was never looked at. Where its other ranks were is learned with what they wrote.
+  void AskWhoWrote(Watched& of) {
+    const absl::StatusOr<std::string> json =
+        Ask(cluster_, core::ClientLogs{JobId(job_), of.generation, 0, false, 0, kCharacterBytes}, timeout_);
+    const absl::StatusOr<LogDoc> log = json.ok() ? ParseLogDoc(*json) : json.status();
+    if (!log.ok()) return;  // it is forgotten
+    const int ranks = std::min(log->world_size.value_or(0), kRanksShown);
+    for (int rank = 0; rank < ranks; ++rank) of.hosts[rank] = log->hostname;
+  }
+
   // Like an agent, it does not read a run directory that belongs to another job or another user.
   bool MayRead(const JobDoc& job) const {
-    const std::string log = core::RankLogPath(job.run_dir, Generation{generation_}, 0, false);
+    const std::string log = core::RankLogPath(job.run_dir, Generation{watched_.back().generation}, 0, false);
     return agent::CheckRunDirOfLog(log, ClusterId(job.cluster), JobId(job_)).ok();
   }
 
   // On the user's own machine the way through agent and head, sealed twice, costs more than all else. The
   // file stays open: the way to it costs more than a piece of it.
-  Found ReadFile(const Stream& stream, int chunks, RankOutput& output, const Show& show) {
+  Found ReadFile(Watched& of, const Stream& stream, int chunks, RankOutput& output, const Show& show) {
     if (run_dir_.empty()) return Found::kUnknown;
-    File& file = files_[{stream.rank, stream.is_stderr}];
-    const Cut cut(generation_, stream.rank, stream.is_stderr);
+    File& file = of.files[{stream.rank, stream.is_stderr}];
+    const Cut cut(of.generation, stream.rank, stream.is_stderr);
     if (!file.fd.valid()) {
-      file.path = core::RankLogPath(run_dir_, Generation{generation_}, stream.rank, stream.is_stderr);
+      file.path = core::RankLogPath(run_dir_, Generation{of.generation}, stream.rank, stream.is_stderr);
       absl::StatusOr<UniqueFd> opened = agent::OpenLog(file.path);
       if (!opened.ok()) {
         cut_.erase(cut);
@@ -144,7 +185,7 @@ class OutputReader {
       }
       file.fd = *std::move(opened);
     }
-    uint64_t& offset = offsets_[{stream.rank, stream.is_stderr}];
+    uint64_t& offset = of.offsets[{stream.rank, stream.is_stderr}];
     for (int i = 0; i < chunks * kFileChunks; ++i) {
       const absl::Status read = agent::ReadLogPiece(file.fd, file.path, offset, 0, &piece_);
       if (!read.ok()) {
@@ -152,7 +193,7 @@ class OutputReader {
         cut_.erase(cut);
         return Found::kUnknown;
       }
-      output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, piece_.text);
+      output.Add(stream.rank, of.hosts[stream.rank], stream.is_stderr, piece_.text);
       bytes_ += piece_.text.size();
       offset = piece_.next_offset;
       const bool goes_on = show == nullptr || piece_.text.empty() || show();
@@ -169,39 +210,39 @@ class OutputReader {
   // Most streams have little that is new or nothing, so all are asked for a little at once: one way there and
   // back. Streams with more are read on one by one, so that no more than a piece is on its way. For a file
   // that was read here only its end is asked for, and only when the job is over.
-  void ReadRanks(RankOutput& output, int chunks, const Show& show) {
+  void ReadRanks(Watched& of, RankOutput& output, int chunks, const Show& show) {
     std::vector<Stream> streams;
     std::vector<core::ClientRequestBody> requests;
-    for (const auto& [rank, host] : hosts_) {
+    for (const auto& [rank, host] : of.hosts) {
       for (const bool is_stderr : {false, true}) {
         const Stream stream{rank, is_stderr};
-        const Found found = ReadFile(stream, chunks, output, show);
+        const Found found = ReadFile(of, stream, chunks, output, show);
         if (found == Found::kMore || (found == Found::kAll && !final_)) continue;
         streams.push_back(stream);
-        requests.push_back(Request(stream, kFirstBytes));
+        requests.push_back(Request(of, stream, kFirstBytes));
       }
     }
     if (requests.empty()) return;
     const std::vector<absl::StatusOr<std::string>> answers = AskAll(cluster_, std::move(requests), timeout_);
     std::vector<Stream> loud;
     for (size_t i = 0; i < streams.size(); ++i) {
-      const std::optional<uint64_t> bytes = Take(streams[i], answers[i], output);
+      const std::optional<uint64_t> bytes = Take(of, streams[i], answers[i], output);
       if (!bytes) continue;
       if (*bytes + kCharacterBytes > kFirstBytes) {
         loud.push_back(streams[i]);
       } else {
-        cut_.erase({generation_, streams[i].rank, streams[i].is_stderr});
+        cut_.erase({of.generation, streams[i].rank, streams[i].is_stderr});
       }
     }
     for (const Stream& stream : loud) {
       bool ended = false;
       for (int i = 0; i < chunks && !ended; ++i) {
         const std::optional<uint64_t> bytes =
-            Take(stream, Ask(cluster_, Request(stream, 0), timeout_), output);
+            Take(of, stream, Ask(cluster_, Request(of, stream, 0), timeout_), output);
         if (!bytes) return;  // the head or agent did not answer, or a signal came: again in the next turn
         ended = *bytes == 0;
       }
-      const Cut cut(generation_, stream.rank, stream.is_stderr);
+      const Cut cut(of.generation, stream.rank, stream.is_stderr);
       if (ended) {
         cut_.erase(cut);
       } else {
@@ -210,27 +251,31 @@ class OutputReader {
     }
   }
 
-  core::ClientLogs Request(const Stream& stream, uint64_t bytes_max) {
-    return {
-        JobId(job_), generation_, stream.rank, stream.is_stderr, offsets_[{stream.rank, stream.is_stderr}],
-        bytes_max};
+  core::ClientLogs Request(Watched& of, const Stream& stream, uint64_t bytes_max) {
+    return {JobId(job_),
+            of.generation,
+            stream.rank,
+            stream.is_stderr,
+            of.offsets[{stream.rank, stream.is_stderr}],
+            bytes_max};
   }
 
   // How far the stream went on; nullopt: nobody knows.
-  std::optional<uint64_t> Take(const Stream& stream, const absl::StatusOr<std::string>& json,
+  std::optional<uint64_t> Take(Watched& of, const Stream& stream, const absl::StatusOr<std::string>& json,
                                RankOutput& output) {
     if (!json.ok()) return std::nullopt;
     const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
     if (!log.ok()) return std::nullopt;
-    output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, log->text);
+    if (!log->hostname.empty()) of.hosts[stream.rank] = log->hostname;
+    output.Add(stream.rank, of.hosts[stream.rank], stream.is_stderr, log->text);
     bytes_ += log->text.size();
-    const Cut open(generation_, stream.rank, stream.is_stderr);
+    const Cut open(of.generation, stream.rank, stream.is_stderr);
     if (log->end) {
       open_.erase(open);
     } else {
       open_.insert(open);
     }
-    uint64_t& offset = offsets_[{stream.rank, stream.is_stderr}];
+    uint64_t& offset = of.offsets[{stream.rank, stream.is_stderr}];
     const uint64_t before = std::exchange(offset, std::max(offset, log->next_offset));
     return offset - before;
   }
@@ -239,13 +284,11 @@ class OutputReader {
   const std::string job_;
   const uint64_t shown_generation_, shown_bytes_;
   absl::Duration timeout_ = kLogTimeout;
-  uint64_t generation_ = 0;
+  const RealClock clock_;
   bool final_ = false;
-  std::string run_dir_;  // if its files are on this machine
-  std::map<std::pair<int, bool>, File> files_;
+  std::string run_dir_;         // if its files are on this machine
+  std::list<Watched> watched_;  // the newest generation is the last
   agent::LogPiece piece_;
-  std::map<int, std::string> hosts_;
-  std::map<std::pair<int, bool>, uint64_t> offsets_;
   std::set<Cut> cut_, open_;
   uint64_t bytes_ = 0;
 };

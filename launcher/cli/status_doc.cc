@@ -174,8 +174,12 @@ absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view text) {
 absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
   const absl::StatusOr<json> root = ParseObject(text);
   if (!root.ok()) return root.status();
-  return LogDoc{TextOf(*root, "text"), Number<uint64_t>(*root, "next_offset").value_or(0), Bool(*root, "end"),
-                TextOf(*root, "note"), Number<int>(*root, "world_size")};
+  return LogDoc{TextOf(*root, "text"),
+                Number<uint64_t>(*root, "next_offset").value_or(0),
+                Bool(*root, "end"),
+                TextOf(*root, "note"),
+                Number<int>(*root, "world_size"),
+                TextOf(*root, "hostname")};
 }
 
 absl::StatusOr<JobDoc> ChooseJob(const StatusDoc& doc, const std::string& word, Without without) {

@@ -92,6 +92,7 @@ struct LogDoc {
   bool end = false;
   std::string note;
   std::optional<int> world_size = {};  // of the generation
+  std::string hostname = {};           // where the rank ran
 };
 
 enum class Without { kRefuse, kNewest };  // a word and a live job: the newest that is over will do

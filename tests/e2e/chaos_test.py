@@ -103,6 +103,32 @@ class ChaosTest(harness.GtrainTest):
         self.assertTrue(harness.alive(pids[2]))
         self.gtrain('stop', 'stays', '--now')
 
+    def test_the_verb_hits_a_spare_only_where_it_is_named(self):
+        """A job loses nothing with a spare, so no restart is timed; of seed 7 the first choice among three is the third."""
+        linear = os.path.join(harness.BUILD, 'tests', 'e2e_elastic_linear')
+        self.gtrain('launch', '-d', self.job_file('spared', f'name: spared\nrun: {linear} {self.out} 60000000 60 10\nranks: 2\n'
+                                                            'elastic: {mode: in-place, spares: 1}\nrestart: {budget: 100}\n'
+                                                            'resources: {cpus: 1, oversubscribe: true}\n'))
+
+        def spare():
+            ranks = (self.job('spared') or {}).get('ranks', [])
+            return len(ranks) == 3 and ranks[2]['state'] == 'waiting' and all(rank['step'] for rank in ranks[:2]) and ranks[2]['pid']
+
+        before = wait_until('a spare', spare)
+        said = self.start('chaos', 'spared', '--every', '300ms', '--seed', '7')
+        said.wait_for(r'rank [01] on \S+: step \d+, and on after [\d.]+ s')
+        said.signal(signal.SIGINT)
+        self.assertEqual(said.wait(), 0, said.output())
+        self.assertNotIn('rank 2', said.output())
+        self.assertTrue(harness.alive(before), 'the spare is a rank by now')
+        generation = wait_until('another spare', lambda: spare() and self.job('spared')['generation'])
+        said = self.start('chaos', 'spared', '--rank', '2', '--every', '300ms')
+        said.wait_for(rf'rank 2 on \S+: no member of generation {generation} \(a spare, or one that comes up\)')
+        said.signal(signal.SIGINT)
+        self.assertEqual(said.wait(), 0, said.output())
+        self.assertIn('spared-1: 1 fault; it is RUNNING', said.output())
+        self.gtrain('stop', 'spared', '--now')
+
     def test_the_verb_leaves_nothing_behind(self):
         """A signal ends it also while it waits for the job to step on, and a drain is taken back when the job ends."""
         spec = self.job_file('rests', 'name: rests\nranks: 1\nrun: sleep 1000\n')

@@ -12,12 +12,26 @@ from ckpt_test import LIBRARY, sanitized
 from harness import SOURCE, soak, wait_until
 
 RANK = os.path.join(SOURCE, 'tests', 'e2e', 'elastic_rank.py')
+# elastic_rank.py, whose process writes a numbered line every few milliseconds, whatever it does.
+TALKS = f'''
+import os, runpy, threading
+
+def talk():
+    number = 0
+    while True:
+        number += 1
+        os.write(1, b'line %d %d\\n' % (os.getpid(), number))
+        threading.Event().wait(0.02)
+
+threading.Thread(target=talk, daemon=True).start()
+runpy.run_path({RANK!r}, run_name='__main__')
+'''
 
 
 @unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
 class ElasticTest(harness.GtrainTest):
-    def launch(self, name, ranks='4', mode='in-place', pause=0.01, extra='', *words):
-        job = self.job_file(name, f'name: {name}\nrun: /usr/bin/python3 {RANK} {self.out} {pause} {" ".join(words)}\nranks: {ranks}\n'
+    def launch(self, name, ranks='4', mode='in-place', pause=0.01, extra='', *words, program=RANK):
+        job = self.job_file(name, f'name: {name}\nrun: /usr/bin/python3 {program} {self.out} {pause} {" ".join(words)}\nranks: {ranks}\n'
                                   f'elastic: {{mode: {mode}}}\nrestart: {{budget: 10000}}\n'
                                   f'resources: {{cpus: 1, oversubscribe: true}}\n{extra}')
         self.gtrain('launch', '-d', job, GTRAIN_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(SOURCE, 'python'))
@@ -165,6 +179,7 @@ class ElasticTest(harness.GtrainTest):
         generation = self.job('spare')['generation']
         os.kill(another, signal.SIGKILL)
         wait_until('its end', lambda: [rank['state'] for rank in self.newcomers('spare')] == ['exited'])
+        self.assertRegex(self.gtrain('why', 'spare').stdout, 'newcomer: rank 3 on .*; it was a spare')
         self.await_steps(10)
         self.assertEqual(self.job('spare')['generation'], generation)
         self.assertEqual(self.await_members(3), after)
@@ -192,7 +207,41 @@ class ElasticTest(harness.GtrainTest):
         self.assertEqual(self.job('silent')['restarts'], 1, 'the rank that was killed')
         events = self.read(glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'events.jsonl'))[0])
         self.assertNotIn('its program hangs', events)
+        self.assertRegex(self.gtrain('why', 'silent').stdout, r'newcomer: rank \d on \S+, .*, did not answer when generation \d+ ended \(it stood still')
         self.finish('silent')
+        self.end_local_cluster()
+
+    def test_who_follows_the_logs_misses_no_line(self):
+        """P1: what ranks, and those that come up beside them, write until their generation is over and behind that."""
+        program = os.path.join(self.dir, 'talks.py')
+        with open(program, 'w') as out:
+            out.write(TALKS)
+        self.launch('talks', '3', 'in-place, spares: 1', program=program)
+        self.await_members(3)
+        spare = lambda: [rank['pid'] for rank in self.newcomers('talks') if rank['state'] == 'waiting']
+        wait_until('a spare', spare)
+        first = self.job('talks')['generation']
+        followers = [self.start('logs', '-f', 'talks'), self.start('attach', 'talks')]
+        for follower in followers:
+            follower.wait_for(r'line \d+ \d+')
+        for _ in range(3):
+            before, waits = self.await_members(3), wait_until('a spare', spare)
+            os.kill(before[0], signal.SIGKILL)
+            after = self.await_members(3, but=[before[0]])
+            self.assertIn(waits[0], after.values())
+            self.await_steps(5)
+        self.finish('talks')
+        logs = lambda: glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'logs', 'generation-*', 'rank-*.out'))
+        for follower in followers:
+            self.assertEqual(follower.wait(), 0)
+            written = [line for path in logs() if int(re.search(r'generation-(\d+)', path)[1]) >= first
+                       for line in re.findall(r'line \d+ \d+', self.read(path))]
+            shown = re.findall(r'line \d+ \d+', follower.output())
+            self.assertTrue(written)
+            self.assertEqual(sorted(set(written) - set(shown)), [], f'lines that {follower.argv[1]} did not show')
+            self.assertEqual(len(shown), len(written), f'lines that {follower.argv[1]} showed twice')
+        for generation in range(first + 1, first + 4):
+            self.assertIn(f'gtrain: generation {generation}\n', followers[0].output())
         self.end_local_cluster()
 
     def test_spares_of_a_program_that_does_not_stay_disturb_nobody(self):

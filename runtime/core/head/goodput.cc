@@ -34,12 +34,23 @@ void GoodputLedger::Advance(Instant now) {
   const Instant from = std::exchange(counted_to_, now).value_or(now);
   const double seconds = std::max(0.0, absl::ToDoubleSeconds(now - from));
   record_.open += seconds * places_.running;
+  if (places_[TimeLabel::kEnding] > 0) behind_exit_ += seconds * places_.running;
   for (size_t i = 0; i < kTimeLabels; ++i) record_.seconds[i] += seconds * places_.of[i];
 }
 
 void GoodputLedger::SetPlaces(const JobPlaces& places) {
   places_ = places;
   if (places.wanted > 0) record_.wanted = places.wanted;  // else the job is over
+}
+
+// Where a rank has ended and nobody has made a step since, the others waited for it: that is no training, and
+// what was measured of it is counted already.
+void GoodputLedger::EndGeneration(Instant now) {
+  Advance(now);
+  const double waited = std::clamp(std::exchange(behind_exit_, 0), 0.0, std::max(0.0, record_.open));
+  record_.open -= waited;
+  Of(TimeLabel::kReforming) += waited;
+  record_.over = true;
 }
 
 // Ranks report waits at other moments than steps, so what they waited may come after the step was counted.
@@ -54,6 +65,7 @@ void GoodputLedger::Close(TimeLabel label) {
 bool GoodputLedger::Step(int64_t step, Generation generation, bool anew) {
   if (!IsStep(step)) return false;
   GoodputRecord& r = record_;
+  if (r.stepped != generation || anew || step > *r.at_step) behind_exit_ = 0;  // they go on without it
   if (r.stepped != generation) {
     if (r.stepped == Generation()) Of(TimeLabel::kStarting) += std::exchange(Of(TimeLabel::kUnreported), 0);
     // Who goes on behind the step that was reported last had made more steps by then.

@@ -56,7 +56,7 @@ class GoodputLedger {
   // Seconds that a rank measured of what is counted as running.
   void Measured(std::optional<double> idle, std::optional<double> stall);
   // The generation ended before its time.
-  void EndGeneration() { record_.over = true; }
+  void EndGeneration(Instant now);
   void CountLoss() { ++record_.losses; }
 
   const GoodputRecord& record() const { return record_; }
@@ -71,6 +71,9 @@ class GoodputLedger {
   GoodputRecord record_;
   std::optional<Instant> counted_to_;
   std::optional<Instant> stepped_at_;  // the first step of the generation, as far as this head knows
+  // Of `open`: since a rank has ended and the others have reported no step. Not stored: the next head counts
+  // anew.
+  double behind_exit_ = 0;
   JobPlaces places_;
 };
 

@@ -35,7 +35,7 @@ class LedgerTest : public ::testing::Test {
     ledger_.Step(step, {generation}, anew);
   }
   void Reform(double seconds, int ranks) {
-    ledger_.EndGeneration();
+    ledger_.EndGeneration(clock_.Now());
     JobPlaces places;
     places[TimeLabel::kReforming] = ranks;
     ledger_.SetPlaces(places);
@@ -94,6 +94,27 @@ TEST_F(LedgerTest, ALateReportSaysWhatTheTimeBeforeTheEndWentInto) {
   ledger_.Step(14, {1}, false);
   EXPECT_NEAR(Seconds(TimeLabel::kLost), 0, kNear);
   EXPECT_NEAR(Seconds(TimeLabel::kStep), 26, kNear);
+}
+
+// One ended with code 0 in the middle of training: the others wait for it until somebody gives up.
+TEST_F(LedgerTest, WaitingForARankThatHasEndedIsNoTraining) {
+  Step(0, 1);
+  Run(3);
+  Step(10, 11);
+  Pass(1);
+  JobPlaces places{.running = 2};
+  places[TimeLabel::kEnding] = 1;
+  ledger_.SetPlaces(places);
+  Step(2, 12);  // a report of what they made before
+  Pass(60);
+  ledger_.Measured(20, {});
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 0, kNear) << "perhaps they go on without it";
+  Reform(1, 3);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 100 + 3, kNear) << "what they measured is not counted twice";
+  EXPECT_NEAR(Seconds(TimeLabel::kIdle), 20, kNear);
+  Step(0, 14, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 30 + 3 + 4, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kEnding), 62, kNear);
 }
 
 TEST_F(LedgerTest, WhatNobodyMeasuredIsAbsent) {
@@ -180,7 +201,7 @@ TEST(Goodput, LabelsAddUpInRandomHistories) {
       if (chance(8)) {
         ledger.Advance(clock.Now());
         if (places.running > 0) {
-          ledger.EndGeneration();
+          ledger.EndGeneration(clock.Now());
           unmeasured = 0;
           stepped = false;
           ++generation;
@@ -315,6 +336,24 @@ TEST_F(HeadGoodputTest, WhatRanksMeasureIsTakenOutOfTheSteps) {
   Beat(Said(job, 0, 12, 15, 900, 1));  // the same measurement again
   Beat(Said(job, 1, 12, 16, 900, std::nullopt));
   Expect(job, {{"step", 22 - 4.5 - 1}, {"idle", 3.5 + 1}, {"checkpoint_stall", 1}});
+}
+
+TEST_F(HeadGoodputTest, RanksThatWaitForOneThatHasEndedMakeNoSteps) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  Step(0, job, 1, 0, 1);
+  Step(0, job, 1, 1, 1);
+  Step(10, job, 1, 0, 11);
+  Step(0, job, 1, 1, 11);
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  Pass(absl::Seconds(30), {"1"});
+  FromNode("1", RankExited{Exit(job, 1, 1, 1)});
+  const nlohmann::json seconds = Seconds(job);
+  EXPECT_NEAR(seconds.at("step").get<double>(), 20, kNear);
+  EXPECT_NEAR(seconds.at("ending").get<double>(), 30, kNear);
+  EXPECT_NEAR(seconds.at("reforming").get<double>(), 30, kNear);
+  EXPECT_NEAR(seconds.at("lost").get<double>(), 0, kNear);
 }
 
 TEST_F(HeadGoodputTest, PlacesThatAreNotThereWaitForCapacity) {

@@ -104,7 +104,7 @@ void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration 
   job.start_deadline.reset();
   job.return_deadline.reset();
   job.gone_deadline = now + grace + config_.gone_margin;
-  job.goodput.EndGeneration();
+  job.goodput.EndGeneration(now);
   context_.Emit(job, "revoke", absl::StrCat("generation ", record.generation.value, " is over: ", reason),
                 GoodputText(job, now));
   if (ending == Ending::kReform || ending == Ending::kReplace) {

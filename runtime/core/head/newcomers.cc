@@ -38,6 +38,13 @@ bool MayReform(const Job& job) {
   return job.Live() && job.record.state == JobState::kRunning && job.record.exits.empty() && !job.leave;
 }
 
+// Whether this is the newest generation, and its processes were asked whether they can go on in the next one.
+bool MayGoOn(const Job& job, Generation generation) {
+  const bool reforms = job.record.ending == Ending::kReform || job.record.ending == Ending::kReplace;
+  return job.spec.in_place && reforms && !job.Live() && !IsFinal(job.record.state) &&
+         generation == job.record.generation;
+}
+
 // How many of those that wait are to join: not the spares.
 int WantedOf(const Job& job) { return job.RanksOf(*job.record.grant) - job.record.grant->world_size; }
 
@@ -159,6 +166,32 @@ void Newcomers::OnHeld(Job& job, const NodeId& node, const HeldGeneration& held,
     job.waiting[i].over = job.waiting[i].ended = true;
   }
   if (any) PlanAnew(job, now);
+}
+
+// A process that stands still, or has ended in that moment, is not among those that can go on. Its keeper
+// ends it, and the next generation starts another one: without a word nobody would know why.
+void Newcomers::OnGone(Job& job, const NodeId& node, const GenerationGone& gone) {
+  if (!MayGoOn(job, gone.generation)) return;
+  const GenerationGrant& grant = *job.record.grant;
+  for (size_t i = 0; i < job.waiting.size(); ++i) {
+    WaitingRank& one = job.waiting[i];
+    const int number = static_cast<int>(job.ranks.size() + i);
+    const ProcessId process = ProcessOf(grant, number);
+    if (one.over || grant.waiting[i].node != node || std::ranges::count(gone.kept, process) > 0 ||
+        std::ranges::count(gone.coming, process) > 0)
+      continue;
+    GT_PROBE("head.newcomer_is_silent");
+    one.over = one.ended = true;
+    context_.Emit(
+        job, "newcomer",
+        absl::StrCat("rank ", number, " on ", model_.Hostname(node),
+                     WantedOf(job) > 0 ? ", which came up to join the others," : ", a spare,",
+                     " did not answer when generation ", gone.generation.value,
+                     " ended (it stood still, or has ended): another one is started. Its log: "
+                     "gtrain logs ",
+                     job.record.id.value, " --generation ", gone.generation.value, " --rank ", number));
+    context_.Dirty(job);
+  }
 }
 
 // A process that does not come up holds its room for nothing.

@@ -40,6 +40,9 @@ class Newcomers {
   void OnExit(Job& job, const RankExit& exit, Instant now);
   void OnHeld(Job& job, const NodeId& node, const HeldGeneration& held, Instant now);
   void OnNodeLost(Job& job, const NodeId& node, Instant now);
+  // The newest generation was re-formed and is over there: says of whom nobody has heard that they have
+  // ended.
+  void OnGone(Job& job, const NodeId& node, const GenerationGone& gone);
   // Whether they stand still has changed.
   void OnPause(Job& job, Instant now);
   // Re-forms the generation where that is due.

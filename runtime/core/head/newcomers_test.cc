@@ -535,6 +535,33 @@ TEST_F(NewcomersTest, ASpareThatEndsIsStartedAgain) {
   EXPECT_EQ(Status(job).at("restarts"), 0);
 }
 
+// It was stopped, or died as the generation ended: its keeper does not count it among those that can go on.
+TEST_F(NewcomersTest, ASpareThatDoesNotAnswerIsNotReplacedInSilence) {
+  const JobId job = TwoAndASpare();
+  const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
+  Kill(first, job, 2, 0);
+  FromNode(first, GenerationGone{job, {2}, true, "", {{{1}, 1}}});
+  EXPECT_THAT(Events(job, "newcomer"), IsEmpty());
+  FromNode(spare, GenerationGone{job, {2}});
+  EXPECT_THAT(Events(job, "newcomer"),
+              ElementsAre(HasSubstr("a spare, did not answer when generation 2 ended")));
+  FromNode(spare, GenerationGone{job, {2}});
+  EXPECT_THAT(Events(job, "newcomer"), SizeIs(1));
+}
+
+TEST_F(NewcomersTest, OfASpareThatAnsweredOrThatAStopEndsNothingIsSaid) {
+  const JobId job = TwoAndASpare();
+  const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
+  Kill(first, job, 2, 0);
+  FromNode(first, GenerationGone{job, {2}, true, "", {{{1}, 1}}});
+  FromNode(spare, GenerationGone{job, {2}, true, "", {{{2}, 2}}});
+  StartRanks(job);
+  FromClient(ClientStop{job, true, "enough"});
+  FromNode(first, GenerationGone{job, {3}});
+  FromNode(spare, GenerationGone{job, {3}});
+  EXPECT_THAT(Events(job, "newcomer"), IsEmpty());
+}
+
 // Nor are ranks interrupted for one where there is no room.
 TEST_F(NewcomersTest, WithoutRoomThereIsNoSpare) {
   Hello("1", 2);

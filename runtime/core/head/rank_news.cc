@@ -209,6 +209,7 @@ void RankNews::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   // A generation that has begun meanwhile either has this node, whose keeper ends what has no place in it, or
   // has no place for any of them.
   const bool late = job->Live() || IsFinal(job->record.state);
+  newcomers_.OnGone(*job, node.record.id, gone);
   job->kept.erase(node.record.id);
   job->coming.erase(node.record.id);
   if (!late && !gone.kept.empty()) job->kept[node.record.id] = gone.kept;
