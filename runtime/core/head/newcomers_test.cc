@@ -411,6 +411,7 @@ TEST_F(NewcomersTest, WhenSparesComeIsSaid) {
   StartRanks(job);
   const auto spares = [&] { return Status(job).at("spares").get<std::string>(); };
   EXPECT_THAT(spares(), HasSubstr("0 of 1 waits: spares come once a rank has joined to stay"));
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("(at most 4 ranks were asked for)"));
   EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("behind a checkpoint"));
   StayAndStep(job, 1, 5);
   EXPECT_EQ(spares(),
@@ -645,7 +646,8 @@ TEST_F(NewcomersTest, ASpareTakesThePlaceAtOnce) {
   const JobId job = TwoAndASpare();
   const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
   EXPECT_NE(spare, first) << "there is more room";
-  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("2 ranks, 1 spare"));
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(),
+              HasSubstr("2 ranks, 1 spare (3 processes packed: "));
   EXPECT_EQ(Status(job).at("spares"), "") << "it waits";
   EXPECT_EQ(Status(job).at("goodput").at("wanted"), 2) << "the spare is none of the ranks that it asks for";
   sent_.clear();
@@ -706,6 +708,7 @@ TEST_F(NewcomersTest, NothingIsReformedForASpareOfAProgramThatRestarts) {
   Pass(absl::Minutes(70), {"1", "2"});
   EXPECT_THAT(Sent<Revoke>(), IsEmpty());
   EXPECT_EQ(Status(job).at("generation"), 1);
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("2 ranks packed: 2 on host-"));
 }
 
 // The size that worked is that of the ranks, whatever waits beside them.

@@ -83,8 +83,10 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   if (status.rank == 0 && status.pause != pause) newcomers_.OnPause(*job, now);
   // What they wait for comes once a generation: a look after each status would cost n * n a round.
   if (job->stays == stayed && job->low_step.has_value() == stepped) return;
-  if (job->ProcessesStay() && job->Size() < job->demand.max) sizing_.OweLooks();
-  if (job->stays != stayed) sizing_.SayHowItRuns(*job);  // from now on it waits for no checkpoint
+  if (job->ProcessesStay() && job->Size() < job->demand.max) {
+    sizing_.OweLooks();
+    if (job->stays != stayed) sizing_.SayHowItRuns(*job);  // from now on it waits for no checkpoint
+  }
   newcomers_.Consider(*job, now);
 }
 
