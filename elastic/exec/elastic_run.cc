@@ -378,9 +378,10 @@ absl::Status ElasticRun::StartFresh() {
   if (session_->managed() && session_->generation() > 1 && session_->rank() == 0) {
     session_->ReportNote(kNoteRestore,
                          options_.checkpoints
-                             ? "nobody had a state, and there was no checkpoint yet: training began anew"
-                             : "nobody had a state, and the job file has no `checkpoint:` that keeps "
-                               "it: training began anew");
+                             ? "nothing: no rank had a state that others could take, and there was no "
+                               "checkpoint yet, so training begins anew"
+                             : "nothing: no rank had a state that others could take, and the job file has no "
+                               "`checkpoint:` that keeps it, so training begins anew");
   }
   return HandOverFresh();
 }

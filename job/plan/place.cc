@@ -212,17 +212,17 @@ void Warn(const std::vector<Candidate>& candidates, const Demand& demand, Placem
   for (const Candidate& c : candidates) {
     const int need = c.given * demand.cpus.value_or(1);
     if (c.given > 0 && need > c.view->cpus_free) {
-      out.warnings.push_back(absl::StrCat(c.view->hostname, ": ", c.given, " ranks need ", need, " cpus, ",
-                                          c.view->cpus_free, " of ", c.view->cpus,
-                                          " are free; they share them (oversubscribed)"));
+      out.warnings.push_back(absl::StrCat(
+          c.view->hostname, ": ", c.given, demand.spares > 0 ? " processes need " : " ranks need ", need,
+          " cpus, ", c.view->cpus_free, " of ", c.view->cpus, " are free; they share them (oversubscribed)"));
     }
   }
 }
 
 std::string Wanted(const Demand& demand) {
-  std::string text =
-      demand.min == demand.max ? absl::StrCat(demand.min) : absl::StrCat(demand.min, " to ", demand.max);
-  absl::StrAppend(&text, demand.count_nodes ? " node" : " rank", demand.max == 1 ? "" : "s");
+  const int most = demand.max - demand.spares;
+  std::string text = demand.min == most ? absl::StrCat(demand.min) : absl::StrCat(demand.min, " to ", most);
+  absl::StrAppend(&text, demand.count_nodes ? " node" : " rank", most == 1 ? "" : "s");
   if (demand.unit > 1) absl::StrAppend(&text, " in units of ", demand.unit);
   if (demand.ranks_per_node) absl::StrAppend(&text, ", ", *demand.ranks_per_node, " a node");
   if (demand.cpus) absl::StrAppend(&text, ", ", *demand.cpus, " cpus each");
@@ -287,10 +287,11 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   Warn(candidates, demand, out);
   out.placed = true;
   const auto given = [](const Candidate& c) { return absl::StrCat(c.given, " on ", c.view->hostname); };
-  out.reason =
-      absl::StrCat(world, world == 1 ? " rank" : " ranks", " packed: ", OfEach(candidates, ", ", given));
-  if (got < demand.max) {
-    absl::StrAppend(&out.reason, " (at most ", demand.max, demand.count_nodes ? " nodes" : " ranks",
+  const int most = demand.max - demand.spares;
+  const char* things = got > most ? " processes" : world == 1 ? " rank" : " ranks";
+  out.reason = absl::StrCat(world, things, " packed: ", OfEach(candidates, ", ", given));
+  if (got < most) {
+    absl::StrAppend(&out.reason, " (at most ", most, demand.count_nodes ? " nodes" : " ranks",
                     " were asked for)");
   }
   return out;

@@ -47,6 +47,7 @@ struct Demand {
   std::map<std::string, std::string> labels;
   std::vector<std::string> exclude;  // hostnames or NodeIds
   int asked = 0;                     // by a person while the job ran, of min to max; 0: nobody did
+  int spares = 0;                    // of max: what waits beside the ranks, so that words do not call it one
   bool oversubscribe_cpus = false;
   std::vector<NodeId> previous;  // index = rank of the last generation
 };

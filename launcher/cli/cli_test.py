@@ -133,6 +133,43 @@ class HostileJobs(CliTest):
         self.assertFalse(os.path.exists(self.dir + '/state'))
 
 
+class LeftJobs(CliTest):
+    """What jobs that are over left in their run directories."""
+
+    def left(self, generation, events=()):
+        run_dir = os.path.join(self.dir, 'gtrain-runs', 'train-1-abc')
+        os.makedirs(run_dir)
+        result = dict(id='train-1', name='train', cluster='abc', state='CANCELLED', reason='stopped', generation=generation,
+                      world_size=1, run_dir=run_dir, events=list(events), ranks=[dict(rank=0, hostname='h', state='exited')])
+        with open(os.path.join(run_dir, 'result.json'), 'w') as out:
+            json.dump(result, out)
+        return run_dir
+
+    def test_logs_of_a_silent_generation_name_the_one_that_wrote(self):
+        """In place a process writes to the logs of the generation in which it was started, not to those of the newest."""
+        run_dir = self.left(4)
+        for generation, text in ((1, ''), (2, 'hello\n'), (3, ''), (4, '')):
+            logs = os.path.join(run_dir, 'logs', f'generation-{generation}')
+            os.makedirs(logs)
+            with open(os.path.join(logs, 'rank-0.out'), 'w') as out:
+                out.write(text)
+        said = self.run_gtrain('logs', run_dir, expect=0).err
+        self.assertIn('generation 4 has written nothing; what an earlier one wrote: --generation 2\n', said)
+        self.assertEqual(self.run_gtrain('logs', '--generation', '2', run_dir, expect=0).out, 'hello\n')
+        os.truncate(os.path.join(run_dir, 'logs/generation-2/rank-0.out'), 0)
+        self.assertIn('generation 4 has written nothing, and no earlier one has\n', self.run_gtrain('logs', run_dir, expect=0).err)
+
+    def test_an_audit_within_the_first_epoch_counts_no_epochs(self):
+        def said(step, sample):
+            return dict(kind='samples', generation=1, text=f'rank 0 on h: train: step {step}, epoch 0 of 3, sample {sample} of 60, batches of 6, '
+                        'seed 1, shuffled, short last batch, 2 ranks, saved with the state')
+        run_dir = self.left(1, [said(0, 0)])
+        self.assertIn('train: no contradiction so far; no epoch of 60 samples is known to be over\n', self.run_gtrain('data', 'audit', run_dir, expect=0).out)
+        shutil.rmtree(run_dir)
+        run_dir = self.left(1, [said(0, 0), said(2, 12)])
+        self.assertIn('train: exact so far; 12 of the first epoch of 60 samples, each trained once\n', self.run_gtrain('data', 'audit', run_dir, expect=0).out)
+
+
 class Usage(CliTest):
     def test_unknown_words_name_the_nearest(self):
         self.assertIn('did you mean status?', self.run_gtrain('statsu').err)

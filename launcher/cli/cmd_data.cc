@@ -44,6 +44,19 @@ std::string CountOf(int64_t count, absl::string_view what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
+// Of the epochs that are over, since what was said last may lie within one.
+std::string ReachedText(const SampleAudit& audit, int64_t samples) {
+  const sharding::SampleCursor& reached = audit.reached;
+  const std::string of = CountOf(samples, "sample");
+  if (reached.epoch > 0) {
+    return absl::StrCat("exact; ", CountOf(reached.epoch, "epoch"), " of ", of, ", each trained once",
+                        audit.finished ? ", and that is all of them" : "");
+  }
+  if (reached.offset == 0)
+    return absl::StrCat("no contradiction so far; no epoch of ", of, " is known to be over");
+  return absl::StrCat("exact so far; ", reached.offset, " of the first epoch of ", of, ", each trained once");
+}
+
 std::string PrintAudit(const SampleAudit& audit, bool job_over) {
   std::string out = absl::StrCat(audit.name, ": ");
   if (!audit.problems.empty()) {
@@ -52,9 +65,7 @@ std::string PrintAudit(const SampleAudit& audit, bool job_over) {
     return out;
   }
   const sharding::SampleOptions& options = audit.kept.back().options;
-  absl::StrAppend(&out, "exact; ", CountOf(audit.reached.epoch, "epoch"), " of ",
-                  CountOf(options.samples, "sample"), ", each trained once",
-                  audit.finished ? ", and that is all of them" : "", "\n");
+  absl::StrAppend(&out, ReachedText(audit, options.samples), "\n");
   for (const KeptRange& kept : audit.kept) {
     const bool last = &kept == &audit.kept.back();
     if (last && audit.finished) break;

@@ -273,6 +273,18 @@ class LogFollower {
   std::optional<Instant> over_since_;
 };
 
+// After a restart an earlier generation may have written the output that the user wants, and processes that
+// go on in place write where they were started. Where the logs lie elsewhere nobody knows which one it is.
+void SayWhoWrote(const JobDoc& job) {
+  const bool here = HasLogs(job.run_dir);
+  const std::optional<uint64_t> wrote = NewestWritten(job.run_dir, job.generation);
+  Complain(absl::StrCat(
+      "generation ", job.generation, " has written nothing", job.Final() ? "" : " yet",
+      wrote  ? absl::StrCat("; what an earlier one wrote: --generation ", *wrote)
+      : here ? ", and no earlier one has"
+             : absl::StrCat("; an earlier one may have: --generation 1 to ", job.generation - 1)));
+}
+
 // All stdout and then all stderr: nobody has noted which line of one stream came before which of the other,
 // and errors are looked for at the end.
 absl::Status PrintLogs(absl::FunctionRef<absl::StatusOr<bool>(LogsRequest&, RankOutput&)> read,
@@ -288,10 +300,7 @@ absl::Status PrintLogs(absl::FunctionRef<absl::StatusOr<bool>(LogsRequest&, Rank
       if (!Show(output, /*flush=*/!more) || !more) break;
     }
   }
-  // After a restart the generation before may have written the output that the user wants.
-  if (!anything && !request.generation && job.generation > 1)
-    Complain(absl::StrCat("generation ", job.generation, " has written nothing", job.Final() ? "" : " yet",
-                          "; what an earlier one wrote: --generation ", job.generation - 1));
+  if (!anything && !request.generation && job.generation > 1) SayWhoWrote(job);
   return absl::OkStatus();
 }
 

@@ -131,7 +131,8 @@ std::string ReportOf(const json& job, const json& goodput) {
     absl::StrAppend(&out, "goodput: not known, since no steps were reported\n");
   }
   absl::StrAppend(&out, StepsOf(goodput), "rank-seconds", SinceText(goodput), ", of ",
-                  CountOf(goodput, "wanted", "rank", "ranks"), " that the job asks for:\n", TableOf(goodput));
+                  CountOf(goodput, "wanted", "rank", "ranks"), ", the most that the job asks for:\n",
+                  TableOf(goodput));
   return out;
 }
 

@@ -15,6 +15,19 @@ using nlohmann::json;
 constexpr int64_t kSizeMax = 65'536;
 constexpr char kBehindCheckpoint[] = "behind its next checkpoint";
 
+// What --now would do to a job that waits for a checkpoint. An older head does not say whether it is in
+// place.
+std::string ExplainNow(const json& answer) {
+  const auto checkpoint = answer.find("checkpoint");
+  const bool none = checkpoint != answer.end() && checkpoint->is_null();
+  const std::string committed = none ? "; it has committed no checkpoint so far, and may never do" : "";
+  if (const auto in_place = answer.find("in_place"); in_place != answer.end() && *in_place == true)
+    return committed + "; with --now it is done at once, and nothing is lost: its processes go on in place";
+  if (!none) return "";
+  return committed +
+         ": with --now it is done at once, and a program that does not go on in place begins anew";
+}
+
 // A field that is missing, or of another type, as a head of another version may send it, counts as empty.
 std::string ExplainScale(const json& answer) {
   const auto text = [&](const char* key) {
@@ -34,14 +47,7 @@ std::string ExplainScale(const json& answer) {
   if (size > 0 && when != "has them") absl::StrAppend(&out, "; it has ", size);
   if (room < wanted)
     absl::StrAppend(&out, "; there is room for ", room, " now, it takes more when there is more");
-  if (const auto checkpoint = answer.find("checkpoint");
-      when == kBehindCheckpoint && checkpoint != answer.end() && checkpoint->is_null()) {
-    absl::StrAppend(
-        &out,
-        "; it has committed no checkpoint so far, and may never do: with --now it is done at once, "
-        "and a program that does not go on in place begins anew");
-  }
-  return out + "\n";
+  return absl::StrCat(out, when == kBehindCheckpoint ? ExplainNow(answer) : "", "\n");
 }
 
 absl::Status Scale(const Args& args) {
@@ -71,8 +77,12 @@ Verb ScaleVerb() {
   verb.usage = "-n N [JOB]";
   verb.details =
       "Within what the job file allows (`ranks: {min: A, max: B}`, or `nodes:`, which N then counts). The\n"
-      "job is re-formed behind its next checkpoint, so that nothing is lost; with --now at once. It gets as\n"
-      "many as there is room for, and more when there is more; N holds until the next `scale`.\n\n"
+      "job is re-formed behind its next checkpoint, so that nothing is lost; with --now at once. A job "
+      "whose\n"
+      "processes go on in place grows without a checkpoint, once there has been room for 10 s, and --now "
+      "loses\n"
+      "nothing of it. It gets as many as there is room for, and more when there is more; N holds until the\n"
+      "next `scale`.\n\n"
       "  gtrain scale fashion-mnist-1 -n 8";
   verb.flags = {{"ranks", 'n', "N", "how many it should have"},
                 {"now", '\0', "", "do not wait for a checkpoint"},

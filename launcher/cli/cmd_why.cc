@@ -57,6 +57,9 @@ std::string ExplainJob(const json& why) {
                                    {"storage", "storage"},
                                    {"saves", "saves"},
                                    {"progress", "progress"},
+                                   {"restore", "restored"},
+                                   {"spares", "spares"},
+                                   {"waits", "now"},
                                    {"stuck", "now"}}) {
     if (const std::string text = SafeTextOf(why, key); !text.empty())
       absl::StrAppend(&out, label, ": ", text, "\n");

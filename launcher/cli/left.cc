@@ -162,20 +162,28 @@ absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& ar
 
 namespace {
 
-// "; those of generations 1, 3 are there", or nothing.
-std::string GenerationsLeft(const std::string& run_dir) {
-  constexpr absl::string_view kPrefix = "generation-";
-  constexpr size_t kNamed = 20;  // the newest
+constexpr absl::string_view kGenerationPrefix = "generation-";
+
+// The generations that have a folder of logs, the oldest first.
+std::vector<uint64_t> LoggedGenerations(const std::string& run_dir) {
   std::vector<uint64_t> generations;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(run_dir + "/logs", error)) {
     const std::string name = entry.path().filename().native();
     uint64_t generation = 0;
-    if (absl::StartsWith(name, kPrefix) && absl::SimpleAtoi(name.substr(kPrefix.size()), &generation))
+    if (absl::StartsWith(name, kGenerationPrefix) &&
+        absl::SimpleAtoi(name.substr(kGenerationPrefix.size()), &generation))
       generations.push_back(generation);
   }
-  if (generations.empty()) return "";
   std::sort(generations.begin(), generations.end());
+  return generations;
+}
+
+// "; those of generations 1, 3 are there", or nothing.
+std::string GenerationsLeft(const std::string& run_dir) {
+  constexpr size_t kNamed = 20;  // the newest
+  std::vector<uint64_t> generations = LoggedGenerations(run_dir);
+  if (generations.empty()) return "";
   const size_t more = generations.size() - std::min(generations.size(), kNamed);
   generations.erase(generations.begin(), generations.begin() + static_cast<ptrdiff_t>(more));
   return absl::StrCat("; ", more == 0 ? "" : absl::StrCat(more, " older and "),
@@ -185,6 +193,24 @@ std::string GenerationsLeft(const std::string& run_dir) {
 }
 
 }  // namespace
+
+bool HasLogs(const std::string& run_dir) { return !LoggedGenerations(run_dir).empty(); }
+
+std::optional<uint64_t> NewestWritten(const std::string& run_dir, uint64_t generation) {
+  std::vector<uint64_t> generations = LoggedGenerations(run_dir);
+  std::erase_if(generations, [&](uint64_t one) { return one >= generation; });
+  for (auto it = generations.rbegin(); it != generations.rend(); ++it) {
+    std::error_code error;
+    const std::string folder = absl::StrCat(run_dir, "/logs/", kGenerationPrefix, *it);
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      const std::string name = entry.path().filename().native();
+      const bool is_log =
+          absl::StartsWith(name, "rank-") && (absl::EndsWith(name, ".out") || absl::EndsWith(name, ".err"));
+      if (is_log && entry.is_regular_file(error) && entry.file_size(error) > 0 && !error) return *it;
+    }
+  }
+  return std::nullopt;
+}
 
 absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
                                    bool is_stderr, uint64_t offset) {

@@ -33,6 +33,12 @@ struct LeftAnswer {
 absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& args, const std::string& word,
                                        bool all = false);
 
+// Whether the logs of the job's ranks lie where they can be read from here.
+bool HasLogs(const std::string& run_dir);
+// The newest generation before `generation` of which a rank has written anything, as far as its logs lie
+// here.
+std::optional<uint64_t> NewestWritten(const std::string& run_dir, uint64_t generation);
+
 // Reads the output of a rank, from `offset` on, at most a piece.
 absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
                                    bool is_stderr, uint64_t offset);

@@ -11,7 +11,7 @@ bool News::Worth(const EventDoc& event) {
     reason_.clear();
     return true;
   }
-  if (event.kind == "fault") {
+  if (event.kind == "fault" || event.kind == "resize") {
     reason_ = event.text;
     return true;
   }

@@ -374,6 +374,20 @@ TEST(News, SaysAFaultAndItsVerdictOnceEach) {
                                 "FAILED: rank 1 on a: exit code 7"));
 }
 
+TEST(News, SaysAResizeOnce) {
+  News news;
+  EXPECT_TRUE(news.Worth({1, 1, "resize", "it grows from 2 to 3 ranks"}));
+  EXPECT_FALSE(news.Worth({2, 1, "revoke", "generation 1 is over: it grows from 2 to 3 ranks"}));
+  EXPECT_FALSE(news.Worth({3, 1, "state", "RECONFIGURING: it grows from 2 to 3 ranks"}));
+}
+
+TEST(StatusBlock, CountsOneRankAsOne) {
+  JobDoc job{.id = "a-1"};
+  for (int rank = 0; rank < 3; ++rank) job.ranks.push_back({rank, "h", "joined", 0, std::nullopt});
+  job.ranks.push_back({3, "h", "waiting", 0, std::nullopt});
+  EXPECT_THAT(StatusBlock(job, "", 1000), ::testing::Contains("   h: ranks 0-2 joined, rank 3 waiting"));
+}
+
 TEST(News, SaysAnEndWithoutAFault) {
   News news;
   EXPECT_TRUE(news.Worth({1, 1, "revoke", "generation 1 is over: a is silent"}));
@@ -388,6 +402,7 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
     "reason": "all ranks run", "generation": 2, "world_size": 2, "step": 12, "loss": 0.5, "restarts": 1,
     "samples_per_second": 100.5, "last_checkpoint": {"step": 10}, "checkpoint_policy": "every 42 s: a save costs 0.2 s",
     "compression": "topk for 2 of 3 buckets", "restore": "step 10 in 0.3 s",
+    "waits": "no step in this generation so far", "spares": "0 of 1 waits",
     "owner": "taken over by train-9", "storage": "/ckpt: EIO", "saves": "2 saves came to nothing",
     "holders": [{"node": "7", "hostname": "k1"}, {"node": "8", "hostname": "k2"}],
     "first_fault": {"message": "rank 1 died", "tail": "boom"},
@@ -399,7 +414,8 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   EXPECT_EQ(job.first_fault->message, "rank 1 died");
   EXPECT_EQ(job.restore, "step 10 in 0.3 s");
   EXPECT_THAT(job.notes,
-              ElementsAre("checkpoints every 42 s: a save costs 0.2 s", "gradients: topk for 2 of 3 buckets",
+              ElementsAre("no step in this generation so far", "spares: 0 of 1 waits",
+                          "checkpoints every 42 s: a save costs 0.2 s", "gradients: topk for 2 of 3 buckets",
                           "restored step 10 in 0.3 s", "checkpoint directory: taken over by train-9",
                           "saves: 2 saves came to nothing", "storage: /ckpt: EIO",
                           "copies of its checkpoints are also kept on k1, k2, outside the job"));

@@ -41,7 +41,7 @@ std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint,
       break;
     }
     const std::string parts = absl::StrJoin(states, ", ", [](std::string* out, const auto& s) {
-      absl::StrAppend(out, "ranks ", PrintRanks(s.second), " ", s.first);
+      absl::StrAppend(out, s.second.size() == 1 ? "rank " : "ranks ", PrintRanks(s.second), " ", s.first);
     });
     lines.push_back(absl::StrCat("   ", SafeText(host), ": ", SafeText(parts)));
   }

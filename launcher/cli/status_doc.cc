@@ -64,7 +64,9 @@ absl::StatusOr<json> ParseObject(absl::string_view text) {
 // Reads the notes for people, in the order in which they are shown.
 std::vector<std::string> ReadNotes(const json& job) {
   std::vector<std::string> notes;
-  for (const auto& [key, words] : {std::pair{"progress", ""},
+  for (const auto& [key, words] : {std::pair{"waits", ""},
+                                   {"spares", "spares: "},
+                                   {"progress", ""},
                                    {"checkpoint_policy", "checkpoints "},
                                    {"compression", "gradients: "},
                                    {"restore", "restored "},

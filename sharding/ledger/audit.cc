@@ -16,7 +16,9 @@ constexpr char kNothingBefore[] =
     "nothing says what was trained before that. If it goes on from an earlier job's checkpoint, audit that "
     "job, "
     "too";
-constexpr char kSaved[] = ", saved with checkpoints", kNotSaved[] = ", not saved";
+// The first of these is what older versions said: also of state that is in no checkpoint, but in memory.
+constexpr char kSavedBefore[] = ", saved with checkpoints", kSaved[] = ", saved with the state";
+constexpr char kNotSaved[] = ", not saved";
 
 // Takes words and numbers from the front of a text.
 class Reader {
@@ -34,8 +36,9 @@ class Reader {
     return taken;
   }
   void Word(absl::string_view word) { wrong_ = !absl::ConsumePrefix(&rest_, word) || wrong_; }
+  bool Consumes(absl::string_view word) { return absl::ConsumePrefix(&rest_, word); }
   bool Either(absl::string_view yes, absl::string_view no) {
-    if (absl::ConsumePrefix(&rest_, yes)) return true;
+    if (Consumes(yes)) return true;
     Word(no);
     return false;
   }
@@ -153,7 +156,7 @@ absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text) {
   drop_last = reader.Either(", no short batch", ", short last batch");
   reader.Take(", ", &record.ranks);
   reader.Word(record.ranks == 1 ? " rank" : " ranks");
-  record.saved = reader.Either(kSaved, kNotSaved);
+  record.saved = reader.Consumes(kSavedBefore) || reader.Either(kSaved, kNotSaved);
   if (!reader.whole() || record.ranks < 1)
     return absl::InvalidArgumentError(absl::StrCat("not a record of samples: ", text.substr(0, 200)));
   GT_RETURN_IF_ERROR(CheckSampleName(record.name));

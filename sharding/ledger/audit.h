@@ -16,7 +16,8 @@ struct SampleRecord {
   SampleOptions options;
   SampleCursor cursor;
   int ranks = 1;
-  bool saved = true;  // the cursor goes with the checkpoints, and is what the newest one said
+  bool saved =
+      true;  // the cursor is part of the state, in memory that outlives generations or in checkpoints
   bool operator==(const SampleRecord&) const = default;
 };
 
@@ -25,7 +26,7 @@ inline constexpr size_t kSampleNameBytesMax = 64;
 absl::Status CheckSampleName(absl::string_view name);
 
 // "train: step 200, epoch 1 of 3, sample 12800 of 60000, batches of 64, seed 1, shuffled, short last batch, 4
-// ranks, saved with checkpoints". Epochs count from 0 there, too. At most 330 bytes.
+// ranks, saved with the state". Epochs count from 0 there, too. At most 330 bytes.
 std::string PrintSampleRecord(const SampleRecord& record);
 // InvalidArgument: it is not what PrintSampleRecord writes.
 absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text);

@@ -175,7 +175,7 @@ class HandOverTest(ClusterTest):
         """No step lost, none made twice, nobody charged."""
         events = [json.loads(line) for path in glob.glob(os.path.join(self.dir, '**', lane.name + '-*', 'events.jsonl'), recursive=True)
                   for line in self.read(path).splitlines()]
-        faults = [event['text'] for event in events if event['kind'] == 'fault']
+        faults = [event['text'] for event in events if event['kind'] in ('fault', 'resize')]
         left = [text for text in faults if text.startswith(f'node node{lane.machine} is leaving: {lane.cloud.name} ')]
         grown = [text for text in faults if text == 'it grows from 2 to 4 ranks']
         self.assertEqual((len(left), len(grown), len(faults)), (lane.notices, lane.notices, 2 * lane.notices),

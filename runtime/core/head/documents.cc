@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/json_text.h"
 #include "nlohmann/json.hpp"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/progress.h"
 #include "runtime/core/head/restart_policy.h"
 #include "runtime/core/head/stalls.h"
@@ -120,8 +121,11 @@ struct RankNow {
   std::optional<End> end;
 };
 
-constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,    kStorageNote,
-                               kSavesNote,       kLogsNote,    kProgressNote, kStuckNote};
+// Found when the document is made, as kStuckNote is.
+constexpr char kSparesNote[] = "spares";  // why there are fewer than the job file asks for
+constexpr char kWaitsNote[] = "waits";    // for which rank the others stand still before a first step
+constexpr std::array kNotes = {kCompressionNote, kRestoreNote,  kOwnerNote,  kStorageNote, kSavesNote,
+                               kLogsNote,        kProgressNote, kSparesNote, kWaitsNote,   kStuckNote};
 
 // The notes of the ranks of this generation or, where they have none, of an earlier one.
 using Notes = std::array<std::string, kNotes.size()>;
@@ -136,7 +140,10 @@ Notes NotesOf(const Job& job, Instant now) {
       notes[i] = before->second;
     }
   }
-  if (job.Live()) notes.back() = StuckText(job, now);
+  if (!job.Live()) return notes;
+  notes[notes.size() - 3] = SparesText(job);
+  notes[notes.size() - 2] = AwaitedText(job);
+  notes.back() = StuckText(job, now);
   return notes;
 }
 
@@ -329,7 +336,8 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   return now;
 }
 
-json RankDocuments(const JobNow& job) {
+// `with_pids`: not of a job that is over, since the numbers may be those of other processes by then.
+json RankDocuments(const JobNow& job, bool with_pids) {
   json ranks = json::array();
   for (const RankNow& now : job.ranks) {
     json rank = {{"rank", now.rank},
@@ -338,7 +346,7 @@ json RankDocuments(const JobNow& job) {
                  {"hostname", job.nodes[now.node].hostname}};
     if (now.state != nullptr) {
       rank["state"] = now.state;
-      rank["pid"] = now.pid;
+      if (with_pids) rank["pid"] = now.pid;
       rank["step"] = OrNull(now.step);
       rank["busy"] = OrNull(now.busy);
     }
@@ -373,7 +381,7 @@ json JobDocument(const JobNow& job) {
                    {"generation", job.generation.value},
                    {"timeline", job.timeline.value},
                    {"world_size", job.world_size},
-                   {"ranks", RankDocuments(job)},
+                   {"ranks", RankDocuments(job, !IsFinal(job.state))},
                    {"restarts", job.restarts},
                    {"last_checkpoint", nullptr},
                    {"checkpoint_policy", job.policy},
@@ -439,7 +447,7 @@ struct FailureDocument : Document {
   std::vector<std::string> last_lines;  // parallel to job.ranks
 
   std::string Json() const override {
-    json ranks = RankDocuments(job), documents = json::array();
+    json ranks = RankDocuments(job, /*with_pids=*/true), documents = json::array();
     for (size_t i = 0; i < last_lines.size(); ++i) ranks[i]["last_lines"] = last_lines[i];
     for (const FaultRecord& fault : faults) documents.push_back(FaultDocument(fault));
     const FaultRecord* first = FirstFault(faults);
@@ -485,6 +493,9 @@ json EventDocument(const EmitEvent& event) {
   if (!event.goodput.empty()) document["goodput"] = json::parse(event.goodput, nullptr, false);
   return document;
 }
+
+// Of a job that is over the placement alone: nothing waits any more.
+std::string PlacesNow(const Job& job) { return job.Live() ? PlacesText(job) : job.placement_reason; }
 
 struct WhyDocument : Document {
   JobId id;
@@ -676,7 +687,7 @@ std::shared_ptr<const Document> WhyOf(const Job& job, Instant now) {
   why->id = job.record.id;
   why->state = job.record.state;
   why->reason = job.record.reason;
-  why->placement = job.placement_reason;
+  why->placement = PlacesNow(job);
   why->blocked_by = job.blocked_by;
   if (const FaultRecord* first = FirstFault(job.record.faults)) why->first_fault = *first;
   why->notes = NotesOf(job, now);
@@ -765,7 +776,7 @@ std::optional<WriteResult> ResultOf(const HeadModel& model, const JobId& id, Ins
   auto result = std::make_shared<ResultDocument>();
   result->cluster = model.cluster.cluster;
   result->job = NowOf(*job, model.nodes, true, now);
-  result->placement = job->placement_reason;
+  result->placement = PlacesNow(*job);
   return WriteResult{id, job->record.run_dir, std::move(result)};
 }
 

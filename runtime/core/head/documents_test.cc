@@ -78,6 +78,18 @@ TEST_F(HeadDocumentsTest, ADocumentIsOfTheMomentInWhichItWasAsked) {
   EXPECT_EQ(why.document->Json(), why_text);
 }
 
+// By then the number may be that of another process.
+TEST_F(HeadDocumentsTest, NoPidsAreToldOfAJobThatIsOver) {
+  Hello("1");
+  const JobId job = Run("train 2 2 budget0");
+  EXPECT_TRUE(Status(job).at("ranks").at(0).contains("pid"));
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  FromNode("1", RankExited{Exit(job, 1, 1, 0)});
+  ASSERT_EQ(State(job), "SUCCEEDED");
+  EXPECT_FALSE(Status(job).at("ranks").at(0).contains("pid"));
+  EXPECT_EQ(Status(job).at("ranks").at(0).at("exit_code"), 0);
+}
+
 // A machine that comes back as another one is told as that one.
 TEST_F(HeadDocumentsTest, NodesAreToldAsTheyAreNow) {
   Hello("1", 4);

@@ -79,7 +79,7 @@ void Faults::Fail(Job& job, FaultRecord fault, Instant now) {
     job.hung.insert(ProcessOf(*job.record.grant, fault.rank));
   const std::string message = fault.message;
   if (!IsPlanned(fault)) job.goodput.CountLoss();
-  context_.Emit(job, "fault", message);
+  context_.Emit(job, IsPlanned(fault) ? "resize" : "fault", message);
   job.record.faults.push_back(std::move(fault));
   job.fault_times.push_back(now);
   if (job.record.faults.size() > kFaultsKept) {
@@ -107,6 +107,7 @@ void Faults::RanksLost(Job& job, const Node& node, const std::string& why, Insta
   }
   if (fault.rank >= 0) return Fail(job, std::move(fault), now);
   newcomers_.OnNodeLost(job, node.record.id, now);  // its ranks had all ended well, or it has none
+  sizing_.SayHowItRuns(job);
 }
 
 // A rank that ends badly after it was told that its machine leaves, and a machine that is lost after it said

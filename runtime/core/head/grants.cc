@@ -13,6 +13,7 @@
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/members.h"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/values/rank_notes.h"
 
 namespace gtrain::core {
@@ -43,19 +44,18 @@ GenerationGrant NextOf(const Job& job) {
   return grant;
 }
 
-// Why the ranks of the newest grant are where they are, with a word on those that wait beside them.
-std::string ReasonOf(const Job& job, const std::string& placement) {
-  const GenerationGrant& grant = *job.record.grant;
-  const size_t waiting = grant.waiting.size();
-  if (waiting == 0) return placement;
-  GT_PROBE("head.grants_beside");
-  const int whole = job.RanksOf(grant);
-  if (whole > grant.world_size) {
-    return absl::StrCat(grant.world_size, " of ", whole, " ranks go on, the others come up beside them (",
-                        placement, ")");
-  }
-  return absl::StrCat(grant.world_size, grant.world_size == 1 ? " rank, " : " ranks, ", waiting,
-                      waiting == 1 ? " spare" : " spares", " (", placement, ")");
+// Says when all that a job in place had trained is gone; empty: it is not, or the head cannot know.
+std::string BeginsAnewText(const Job& job) {
+  const JobRecord& record = job.record;
+  if (!job.spec.in_place || job.going_on > 0 || job.checkpoint || !record.last_step) return "";
+  GT_PROBE("head.begins_anew");
+  return absl::StrCat("generation ", record.generation.value,
+                      " begins anew from nothing: no process of generation ", record.generation.value - 1,
+                      " goes on in it",
+                      job.stays ? "" : ", since the program did not join to stay (docs/python.md)",
+                      ", and no checkpoint is committed. The last step was ", *record.last_step,
+                      ". A `checkpoint:` in the job file would keep it; what the program saves by itself "
+                      "gtrain does not see");
 }
 
 // What ranks said of themselves holds until this generation says something else: it may take a while to find
@@ -142,7 +142,7 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.blocked_by.clear();
   job.not_before.reset();
   job.granted_here = true;
-  job.placement_reason = ReasonOf(job, placement.reason);
+  job.placement_reason = placement.reason;
   // What was planned begins when they join.
   if (job.RanksOf(*record.grant) > record.grant->world_size) job.sizing.planned = false;
   job.sizing.goes_back = false;
@@ -153,15 +153,18 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
     job.run_mark = now;
     job.record.started_at = context_.Wall(now);
   }
+  if (!record.grant->waiting.empty()) GT_PROBE("head.grants_beside");
+  const std::string places = PlacesText(job), anew = BeginsAnewText(job);
   for (const std::string& warning : placement.warnings) context_.Emit(job, "warning", warning);
+  if (!anew.empty()) context_.Emit(job, "warning", anew);
   context_.Emit(job, "grant",
                 absl::StrCat("generation ", record.generation.value, ", timeline ", record.timeline.value,
-                             ": ", job.placement_reason));
+                             ": ", places));
   if (record.state == JobState::kReconfiguring) {
     life_.Move(job, JobState::kReconfiguring,
-               absl::StrCat("generation ", record.generation.value, " starts: ", job.placement_reason));
+               absl::StrCat("generation ", record.generation.value, " starts: ", places));
   } else {
-    life_.Move(job, JobState::kStarting, job.placement_reason);
+    life_.Move(job, JobState::kStarting, places);
   }
   for (const NodePlace& place : record.grant->holders) copies_.TellHolder(job, place.node);
   std::vector<NodeId> nodes;

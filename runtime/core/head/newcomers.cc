@@ -48,6 +48,13 @@ bool MayGoOn(const Job& job, Generation generation) {
 // How many of those that wait are to join: not the spares.
 int WantedOf(const Job& job) { return job.RanksOf(*job.record.grant) - job.record.grant->world_size; }
 
+// Below its most ranks a job grows as soon as it can, and what waits beside it is a member then.
+bool BecomesMember(const Job& job) { return WantedOf(job) > 0 || job.Size() < job.demand.max; }
+
+int OpenOf(const Job& job) {
+  return static_cast<int>(std::ranges::count(job.waiting, false, &WaitingRank::over));
+}
+
 // Members that were started and have not come up: those that go on stand still for them. Where nobody goes on
 // all load alike, and nothing is won.
 int AbsentOf(const Job& job) {
@@ -132,7 +139,7 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   context_.Emit(
       job, "newcomer",
       absl::StrCat(faults_.FaultOf(job, exit).message,
-                   WantedOf(job) > 0 ? "; it came up to join the others, which go on" : "; it was a spare",
+                   BecomesMember(job) ? "; it came up to join the others, which go on" : "; it was a spare",
                    ". Its log: gtrain logs ", job.record.id.value, " --generation ",
                    job.record.generation.value, " --rank ", exit.rank));
   context_.Dirty(job);
@@ -308,6 +315,74 @@ std::optional<Instant> Newcomers::NextDeadline(const Job& job) const {
     next = std::min(next.value_or(late), late);
   }
   return next;
+}
+
+// ---------------------------------------------------------------- for people
+
+std::string PlacesText(const Job& job) {
+  const GenerationGrant& grant = *job.record.grant;
+  const std::string& placement = job.placement_reason;
+  if (grant.waiting.empty()) return placement;
+  const int ranks = grant.world_size, whole = job.RanksOf(grant), open = OpenOf(job);
+  const std::string in_parentheses = placement.empty() ? "" : absl::StrCat(" (", placement, ")");
+  const std::string run = absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks");
+  if (whole > ranks) {
+    return absl::StrCat(ranks, " of ", whole, " ranks go on, ",
+                        open > 0 ? "the others come up beside them" : "the others are to be started again",
+                        in_parentheses);
+  }
+  if (open == 0) return absl::StrCat(run, ", nothing waits beside them now", in_parentheses);
+  if (BecomesMember(job))
+    return absl::StrCat(run, ", ", open, " more beside them to grow by", in_parentheses);
+  return absl::StrCat(run, ", ", open, open == 1 ? " spare" : " spares", in_parentheses);
+}
+
+std::string SparesText(const Job& job) {
+  if (!job.Live() || job.Spares() == 0) return "";
+  const int wanted = SparesOf(job), there = std::max(0, OpenOf(job) - WantedOf(job));
+  if (there >= wanted) return "";
+  const std::string count = absl::StrCat(there, " of ", wanted, wanted == 1 ? " waits: " : " wait: ");
+  if (!job.ProcessesStay()) {
+    return absl::StrCat(count,
+                        "spares come once a rank has joined to stay, and a program that does not gets none");
+  }
+  if (job.Size() < job.demand.max) {
+    return absl::StrCat(count, "spares come once the job has its most ",
+                        job.demand.count_nodes ? "nodes, " : "ranks, ", job.demand.max,
+                        ", and there is room for more");
+  }
+  return absl::StrCat(count, "spares come when there is room beside the ranks, and these have made a step");
+}
+
+// Ranks that have joined wait for all others in their first exchange. Behind it those that go on are soon in
+// a collective, and what was started with the generation has loaded nothing yet.
+std::string AwaitedText(const Job& job) {
+  constexpr size_t kNamed = 6;
+  if (!job.Live() || job.record.state != JobState::kRunning || job.top_step) return "";
+  std::vector<int> absent, fresh;
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    if (job.ranks[i].exit >= 0) continue;
+    const int rank = static_cast<int>(i);
+    if (job.ranks[i].status.state != RankState::kJoined) absent.push_back(rank);
+    if (job.record.grant->ranks[i].process.generation.value == 0) fresh.push_back(rank);
+  }
+  const bool some_joined = absent.size() + job.record.exits.size() < job.ranks.size();
+  const std::vector<int>& awaited = absent.empty() ? fresh : absent;
+  if (awaited.empty() || !some_joined || (absent.empty() && job.going_on == 0)) return "";
+  std::string who;
+  for (size_t i = 0; i < std::min(awaited.size(), kNamed); ++i) {
+    const NodeId& node = job.record.grant->ranks[static_cast<size_t>(awaited[i])].node;
+    const auto place = std::ranges::find(job.record.grant->nodes, node, &NodePlace::node);
+    absl::StrAppend(&who, i > 0 ? ", rank " : "rank ", awaited[i], " on ",
+                    place != job.record.grant->nodes.end() ? place->hostname : node.value);
+  }
+  if (awaited.size() > kNamed) absl::StrAppend(&who, " and ", awaited.size() - kNamed, " more");
+  return absl::StrCat("no step in this generation so far",
+                      job.record.last_step ? absl::StrCat(", the last was ", *job.record.last_step) : "",
+                      ": the others wait for ", who,
+                      !absent.empty()     ? ", not joined yet"
+                      : fresh.size() == 1 ? ", which was started and loads, or gets the state"
+                                          : ", which were started and load, or get the state");
 }
 
 }  // namespace gtrain::core

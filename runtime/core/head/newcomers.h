@@ -20,6 +20,7 @@
 // that it is over and a grant for each node, two commits; a pause two messages, whatever n is.
 #pragma once
 #include <optional>
+#include <string>
 
 #include "runtime/core/head/head_context.h"
 #include "runtime/core/head/head_model.h"
@@ -71,5 +72,14 @@ class Newcomers {
   JobLife& life_;
   Faults& faults_;
 };
+
+// These tell people, in O(n + w).
+// What runs and what waits beside it now, with the words of the placement.
+std::string PlacesText(const Job& job);
+// How many spares wait, and when the others come; empty: all do, or none are asked for.
+std::string SparesText(const Job& job);
+// For which ranks the others stand still before the first step of a generation; empty: the head knows of
+// none.
+std::string AwaitedText(const Job& job);
 
 }  // namespace gtrain::core

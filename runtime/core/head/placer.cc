@@ -95,7 +95,9 @@ plan::Placement Placer::PlacementFor(const Job& job) const {
   if (const GenerationGrant* worked = job.GrantOf(job.sizing.worked);
       job.sizing.goes_back && worked != nullptr)
     last = worked;
-  if (const int spares = job.Spares(); spares > 0) {
+  // A program that does not stay gets none (members.cc).
+  if (const int spares = job.Spares(); spares > 0 && (job.ProcessesStay() || !job.kept.empty())) {
+    demand.spares = spares;
     // Who asks for a number of ranks and of spares shares CPUs for them.
     const bool exact = demand.min == demand.max || demand.asked == demand.max;
     demand.max += spares;

@@ -83,7 +83,10 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
   if (status.rank == 0 && status.pause != pause) newcomers_.OnPause(*job, now);
   // What they wait for comes once a generation: a look after each status would cost n * n a round.
   if (job->stays == stayed && job->low_step.has_value() == stepped) return;
-  if (job->ProcessesStay() && job->Size() < job->demand.max) sizing_.OweLooks();
+  if (job->ProcessesStay() && job->Size() < job->demand.max) {
+    sizing_.OweLooks();
+    if (job->stays != stayed) sizing_.SayHowItRuns(*job);  // from now on it waits for no checkpoint
+  }
   newcomers_.Consider(*job, now);
 }
 
@@ -137,7 +140,10 @@ void RankNews::OnExited(const NodeId& node, const RankExit& exit, Instant now) {
   Job* job = CurrentJob(node, exit.job, exit.generation);
   if (job == nullptr || !IsRankOf(*job, exit.rank)) return;
   if (PlaceOfRank(*job->record.grant, exit.rank).node != node) return;
-  if (exit.rank >= static_cast<int>(job->ranks.size())) return newcomers_.OnExit(*job, exit, now);
+  if (exit.rank >= static_cast<int>(job->ranks.size())) {
+    newcomers_.OnExit(*job, exit, now);
+    return sizing_.SayHowItRuns(*job);
+  }
   if (job->ExitOf(exit.rank) != nullptr) return;
   TakeLastWords(*job, job->ranks[exit.rank], exit, now);
   RankExit kept = exit;

@@ -36,6 +36,7 @@
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/links.h"
+#include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/placer.h"
 #include "runtime/core/head/restart_policy.h"
 #include "runtime/core/values/authority.h"
@@ -344,21 +345,28 @@ std::string Sizing::PendingText(const Job& job) {
                         Counted(static_cast<int64_t>(job.sizing.failed->ranks), "ranks"), " it failed");
   }
   if (size == wanted) return "";
+  const bool stays = job.ProcessesStay();
+  if (job.record.size_wanted > 0 && stays && size < wanted) {
+    return absl::StrCat("; wants ", Counted(wanted, ThingsOf(job)), " once there has been room for ",
+                        PrintDuration(config_.grow_in_place_after));
+  }
   if (job.record.size_wanted > 0) {
-    return absl::StrCat(
-        "; wants ", Counted(wanted, ThingsOf(job)), " behind its next checkpoint",
-        size < wanted ? ", if there is room" : "",
-        job.checkpoint ? "" : "; it has committed none so far (`gtrain scale --now` waits for none)");
+    return absl::StrCat("; wants ", Counted(wanted, ThingsOf(job)), " behind its next checkpoint",
+                        size < wanted ? ", if there is room" : "",
+                        job.checkpoint ? "" : "; it has committed none so far",
+                        stays ? " (`gtrain scale --now` waits for none, and loses nothing in place)"
+                        : !job.checkpoint ? " (`gtrain scale --now` waits for none)"
+                                          : "");
   }
   if (!CouldGrow(job)) return "";
-  if (job.ProcessesStay()) return "; it grows once there is room";
+  if (stays) return "; it grows once there is room";
   return job.checkpoint ? "; it grows behind a checkpoint once there is room"
                         : "; it grows once there is room, behind a checkpoint: it has committed none so far";
 }
 
 std::string Sizing::RunningReason(const Job& job) {
   const std::string where = !job.placement_reason.empty()
-                                ? job.placement_reason
+                                ? PlacesText(job)
                                 : Counted(static_cast<int64_t>(job.record.grant->ranks.size()), "ranks");
   return where + PendingText(job);
 }
@@ -397,10 +405,15 @@ std::string Sizing::ScaleAnswer(const Job& job, const plan::Demand& whole, const
                       : whole.count_nodes
                           ? std::min(placement.nodes.size(), static_cast<size_t>(job.demand.max))
                           : RanksIn(job, placement);
-  const char* when = !job.Live() || record.ending == Ending::kReform ? "at its next start"
-                     : size == job.demand.max                        ? "has them"
-                     : scale.now && starts                           ? "as soon as all its ranks run"
-                                                                     : "behind its next checkpoint";
+  const bool in_place = job.ProcessesStay();
+  const std::string when =
+      size > 0 && !job.Live()  ? "at once"
+      : !job.Live()            ? in_place ? "with its next generation" : "at its next start"
+      : size == job.demand.max ? "has them"
+      : scale.now && starts    ? "as soon as all its ranks run"
+      : in_place && size < job.demand.max
+          ? absl::StrCat("once there has been room for ", PrintDuration(config_.grow_in_place_after))
+          : "behind its next checkpoint";
   return nlohmann::json(
              {{"job", record.id.value},
               {"counts", whole.count_nodes ? "nodes" : "ranks"},
@@ -408,6 +421,7 @@ std::string Sizing::ScaleAnswer(const Job& job, const plan::Demand& whole, const
               {"wanted", scale.size},
               {"room", room},
               {"checkpoint", job.checkpoint ? nlohmann::json(job.checkpoint->step) : nlohmann::json(nullptr)},
+              {"in_place", in_place},
               {"when", when}})
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
