@@ -237,7 +237,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.return_deadline.reset();
   CountPlaces(job);
   const absl::Duration steps =
-      job.steps_per_second > 0 ? absl::Seconds(5 / job.steps_per_second) : absl::ZeroDuration();
+      job.steps_per_second > 0 ? absl::Seconds(5 / job.steps_per_second) : 2 * job.step_time;
   if (job.going_on > 0) job.return_deadline = now + config_.return_timeout + steps;
   job.record.diverged = false;
   job.top_step.reset();

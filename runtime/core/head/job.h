@@ -136,6 +136,9 @@ struct Job {
   std::optional<int64_t> low_step;  // lowest of the ranks still running
   int began_anew = 0;               // of these, whose step fell since low_step
   double steps_per_second = 0;
+  // From one step to the next as it is reported, also of an earlier generation; where no speed is known yet,
+  // what the first step of this one took, with whatever came before it. Zero: not known.
+  absl::Duration step_time;
   // low_step and when, of the stretch that it is measured over: a few tens. A deque would hold half a
   // kilobyte while it is empty, in each of 100,000 jobs that have ended.
   std::vector<std::pair<int64_t, Instant>> rate_over;

@@ -6,7 +6,8 @@
 // generation is re-formed free of charge and they are members. Where none comes up they are started anew
 // kTryAgain later, doubling. So are spares that are missing, once the program is known to stay and where
 // there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
-// ranks made a step, nor while a node is silent.
+// ranks made a step (they may report none: or a minute after they began, or three steps of which the time is
+// known from this generation or an earlier one, 10 minutes at most), nor while a node is silent.
 //
 // Likewise where a member that was started has not joined yet and a spare is ready: it takes that place.
 //
