@@ -18,7 +18,8 @@
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at w
 // processes beside n ranks costs O(n + w), and a placement where it is due: one for each process that comes
 // up or ends, one when the ranks have stepped and one a tick. Re-forming costs a generation: a revoke, a word
-// that it is over and a grant for each node, two commits; a pause two messages, whatever n is.
+// that it is over, a grant and both ways of the entry barrier for each node, two `RanksStarted` of each rank,
+// which are the most messages of all, and two commits; a pause two messages, whatever n is.
 #pragma once
 #include <optional>
 #include <string>
