@@ -73,7 +73,7 @@ class LedgerTest(harness.GtrainTest):
         self.assertEqual(set(trained.values()), {1})
         self.assertGreater(len(self.steps()), 3, 'generations')
         said = wait_until('the whole proof', lambda: (lambda text: 'all of them' in text and text)(self.audit('exact').stdout))
-        self.assertIn(f'train: exact; {EPOCHS} epochs of {SAMPLES} samples, each trained once, and that is all of them', said)
+        self.assertIn(f'train: exact; {EPOCHS} epochs of {SAMPLES} samples, each given out once, and that is all of them', said)
         self.assertRegex(said, rf'generation \d+, 1 rank: from step \d+ \(epoch \d, sample \d+\) to step \d+, batches of {BATCH}')
         self.end_local_cluster()
         (run_dir,) = glob.glob(os.path.join(self.dir, 'gtrain-runs', 'exact-*'))
