@@ -49,6 +49,7 @@ struct Sums {
   bool anew = false;            // the program counts its steps anew
   double lost = 0;              // rank-seconds behind the last reports of generations that ended
   double wanted = 0;            // ranks
+  double redone = 0;            // steps that were reported again
   double made = 0, took = 0;    // steps, and the rank-seconds that they took
 };
 
@@ -61,7 +62,8 @@ Sums SumsOf(const json& goodput) {
   sums.anew = sums.last && !applied;
   sums.lost = FigureOf(seconds, "lost").value_or(0);
   sums.wanted = FigureOf(goodput, "wanted").value_or(0);
-  sums.made = applied.value_or(0) + FigureOf(steps, "recomputed").value_or(0);
+  sums.redone = FigureOf(steps, "recomputed").value_or(0);
+  sums.made = applied.value_or(0) + sums.redone;
   sums.took = FigureOf(seconds, "step").value_or(0) + FigureOf(seconds, "recomputed").value_or(0);
   return sums;
 }
@@ -162,6 +164,15 @@ std::optional<int64_t> MoreThan(const Known& known, double pace, const Placed& r
   return 1 + static_cast<int64_t>(more);
 }
 
+// The sums have the highest step of all generations. One that went back has reported no more of its own than
+// the steps that were made again, until it is above that.
+int64_t OwnSteps(const std::vector<Sums>& sums, const Sums& known, const Placed& before) {
+  const auto then = std::find_if(sums.rbegin(), sums.rend(), [&](const Sums& s) { return s.at < before.at; });
+  if (then == sums.rend() || !then->last || *known.last > *then->last) return *known.last;
+  const double again = std::clamp(known.redone - then->redone, 0.0, static_cast<double>(kStepMax));
+  return std::min(*known.last, before.said.record.cursor.step + static_cast<int64_t>(again));
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<SaidRecord>> RecordsIn(const std::string& why) {
@@ -188,7 +199,8 @@ absl::StatusOr<std::vector<SaidRecord>> RecordsIn(const std::string& why) {
     const Known known = comparable && i > 0 ? KnownAt(sums, records[i], records[i - 1]) : Known();
     if (known.sums == nullptr || !known.sums->last) continue;
     said.back().reported =
-        sharding::StepsReported{*known.sums->last, MoreThan(known, pace, records[i], records[i - 1])};
+        sharding::StepsReported{*known.sums->last, MoreThan(known, pace, records[i], records[i - 1]),
+                                OwnSteps(sums, *known.sums, records[i - 1])};
   }
   return said;
 }

@@ -72,6 +72,23 @@ TEST(DataRecords, StepsThatNobodyReportedAreCounted) {
   EXPECT_EQ(sharding::UnreportedSteps(audits[0].kept[1]), 0);
 }
 
+// The head tells the highest step of all generations, also of those whose steps were taken back.
+TEST(DataRecords, WhatAnEarlierGenerationReportedIsNotReportedAgain) {
+  Job job;
+  job.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(20, 0.5)).Record(9.5, 2, 10);
+  json sums = Job::Sums(20, 1);
+  sums["steps"]["recomputed"] = 4;
+  job.Ends(15, "revoke", sums).Record(16, 3, 17).Ends(20, "revoke", sums);
+  auto audits = job.Audit();
+  ASSERT_EQ(audits.size(), 1u);
+  EXPECT_EQ(sharding::UnreportedSteps(audits[0].kept[0]), 0);
+  EXPECT_EQ(sharding::UnreportedSteps(audits[0].kept[1]), 3);
+  sums["steps"]["last"] = sums["steps"]["applied"] = 23;
+  job.Ends(21, "revoke", sums).Record(21, 4, 24);
+  audits = job.Audit();
+  EXPECT_EQ(sharding::UnreportedSteps(audits[0].kept[2]), 1);
+}
+
 TEST(DataRecords, AGenerationThatBeginsFurtherThanItsJobCameIsAContradiction) {
   Job job;
   job.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(12, 0)).Record(9, 2, 25);

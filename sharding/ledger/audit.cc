@@ -118,7 +118,7 @@ class Auditor {
     CheckReports(said);
     before.to = at;
     // Who took back the end of a range reported later than its own ranks: what those said counts.
-    if (reported && !before.reported) before.reported = reported->step;
+    if (reported && !before.reported) before.reported = reported->own;
     if (before.from.step == at.step) kept.pop_back();
     return true;
   }
@@ -126,10 +126,10 @@ class Auditor {
   // A record that is read alone may say anything: who skipped batches would only have to count on.
   void CheckReports(const SaidRecord& said) {
     if (!said.reported || !said.reported->more) return;
-    const auto& [step, more] = *said.reported;
-    if (said.record.cursor.step <= step + *more) return;
+    const auto& [highest, more, own] = *said.reported;
+    if (said.record.cursor.step <= highest + *more) return;
     Problem(said,
-            absl::StrCat("before that its job had reported step ", step,
+            absl::StrCat("before that its job had reported step ", highest,
                          " at most, and at its pace has made ", *more,
                          " more at most. Batches between were given to nobody, or the record was changed; or "
                          "the program reports another number than this ledger's step, and has to report that "

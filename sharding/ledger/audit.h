@@ -36,8 +36,9 @@ absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text);
 
 // The steps that somebody else than the record's writer knows of.
 struct StepsReported {
-  int64_t step = 0;  // the highest that ranks had reported when they stopped training before a record
+  int64_t highest = 0;          // that ranks had reported when they stopped to train before a record
   std::optional<int64_t> more;  // as many more they can have made since; none: nobody knows
+  int64_t own = 0;  // the last that those ranks are known to have reported, and not others before them
 };
 
 // A record and the generation that said it, in the order in which they were said.
