@@ -19,7 +19,7 @@ using sharding::SaidRecord;
 
 // A job that also evaluates or waits has steps that are much faster than its average. This is no proof of
 // what a job can do: more than this is no honest record.
-constexpr double kFaster = 100;
+constexpr double kFaster = 100, kFasterAfter = 10;
 constexpr double kStepsOfAPace = 10;                 // the first may have compiled something
 constexpr int64_t kStepMax = 9'000'000'000'000'000;  // what a double holds exactly
 
@@ -142,14 +142,16 @@ Known KnownAt(const std::vector<Sums>& sums, const Placed& record, const Placed&
   return first < behind ? Known{&*std::prev(behind), first->time} : Known();
 }
 
-// Rank-seconds for which ranks may have trained and the head has heard nothing: `lost` is counted to the end
-// of a generation, and who cannot be told of that trains on for a while.
-std::optional<double> Unheard(const Known& known, const Placed& record, const Placed& before) {
-  if (!record.time || !known.stopped || !before.time) return std::nullopt;
+// Steps that ranks may have made and the head has heard nothing of. `lost` is counted to the end of a
+// generation. Who cannot be told of that trains on for a while, which few do, and none when they start anew.
+std::optional<double> UnheardSteps(const Known& known, double pace, const Placed& record,
+                                   const Placed& before) {
+  if (pace <= 0 || !record.time || !known.stopped || !before.time) return std::nullopt;
   if (*known.stopped < *before.time || *record.time < *known.stopped) return std::nullopt;  // a clock was set
   const double ranks = std::max<double>(known.sums->wanted, before.said.record.ranks);
-  const double all = ranks * absl::ToDoubleSeconds(*record.time - *before.time);
-  return std::min(all, known.sums->lost + ranks * absl::ToDoubleSeconds(*record.time - *known.stopped));
+  const double trained = ranks * absl::ToDoubleSeconds(*known.stopped - *before.time);
+  const double after = ranks * absl::ToDoubleSeconds(*record.time - *known.stopped);
+  return pace * (kFaster * std::min(trained, known.sums->lost) + kFasterAfter * after);
 }
 
 // One step may always be under way.
@@ -158,10 +160,9 @@ std::optional<int64_t> MoreThan(const Known& known, double pace, const Placed& r
   // half of its steps or more by then.
   if (!known.sums->at_revoke)
     return *known.sums->last > 0 ? std::optional(*known.sums->last + 1) : std::nullopt;
-  const std::optional<double> seconds = Unheard(known, record, before);
-  const double more = std::ceil(kFaster * pace * seconds.value_or(0));
-  if (!seconds || pace <= 0 || !(more < static_cast<double>(kStepMax))) return std::nullopt;
-  return 1 + static_cast<int64_t>(more);
+  const std::optional<double> more = UnheardSteps(known, pace, record, before);
+  if (!more || !(*more < static_cast<double>(kStepMax))) return std::nullopt;
+  return 1 + static_cast<int64_t>(std::ceil(*more));
 }
 
 // The sums have the highest step of all generations. One that went back has reported no more of its own than
@@ -171,6 +172,15 @@ int64_t OwnSteps(const std::vector<Sums>& sums, const Sums& known, const Placed&
   if (then == sums.rend() || !then->last || *known.last > *then->last) return *known.last;
   const double again = std::clamp(known.redone - then->redone, 0.0, static_cast<double>(kStepMax));
   return std::min(*known.last, before.said.record.cursor.step + static_cast<int64_t>(again));
+}
+
+// The highest step after a record, if any was reported in the time of its generation.
+std::optional<int64_t> ReportedThen(const std::vector<Sums>& sums, const Placed& record) {
+  const auto then = std::ranges::find_if(sums, [&](const Sums& s) { return s.at > record.at; });
+  if (then == sums.begin() || then == sums.end()) return std::nullopt;
+  const Sums& before = *std::prev(then);
+  const bool any = before.last && (then->last > before.last || then->redone > before.redone);
+  return any ? then->last : std::nullopt;
 }
 
 }  // namespace
@@ -196,6 +206,7 @@ absl::StatusOr<std::vector<SaidRecord>> RecordsIn(const std::string& why) {
   const double pace = PaceOf(sums);
   for (size_t i = 0; i < records.size(); ++i) {
     said.push_back(records[i].said);
+    if (comparable) said.back().then = ReportedThen(sums, records[i]);
     const Known known = comparable && i > 0 ? KnownAt(sums, records[i], records[i - 1]) : Known();
     if (known.sums == nullptr || !known.sums->last) continue;
     said.back().reported =

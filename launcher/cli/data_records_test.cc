@@ -95,7 +95,7 @@ TEST(DataRecords, AGenerationThatBeginsFurtherThanItsJobCameIsAContradiction) {
   EXPECT_THAT(
       job.Problems(),
       ElementsAre(HasSubstr("generation 2 began at step 25, epoch 2, sample 30: before that its job had "
-                            "reported step 12 at most, and at its pace has made 1 more at most")));
+                            "reported step 12 at most, and can have made 1 more since")));
   Job unheard;  // for so long that it can have made them
   unheard.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(12, 1)).Record(9, 2, 25);
   EXPECT_THAT(unheard.Problems(), IsEmpty());
@@ -105,6 +105,26 @@ TEST(DataRecords, AGenerationThatBeginsFurtherThanItsJobCameIsAContradiction) {
   Job no_pace;  // too few steps to know one
   no_pace.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(2, 0)).Record(9, 2, 25);
   EXPECT_THAT(no_pace.Problems(), IsEmpty());
+}
+
+TEST(DataRecords, StepsBehindARecordAreNotBeforeIt) {
+  Job job;
+  job.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(5, 0)).Record(9, 2, 25).Ends(20, "revoke", Job::Sums(9, 0));
+  EXPECT_THAT(job.Problems(),
+              ElementsAre(HasSubstr("generation 2 began at step 25, epoch 2, sample 30: after that "
+                                    "it has reported steps, and 9 at most. Batches between")));
+  Job silent;  // it ended before it reported any
+  silent.Record(0, 1, 0)
+      .Ends(9, "revoke", Job::Sums(5, 0))
+      .Record(9, 2, 7)
+      .Ends(20, "revoke", Job::Sums(5, 0));
+  EXPECT_THAT(silent.Problems(), IsEmpty());
+  Job from_zero;  // the first step behind seven is called seven
+  from_zero.Record(0, 1, 0)
+      .Ends(9, "revoke", Job::Sums(5, 0))
+      .Record(9, 2, 7)
+      .Ends(20, "revoke", Job::Sums(7, 0));
+  EXPECT_THAT(from_zero.Problems(), IsEmpty());
 }
 
 TEST(DataRecords, AnEndThatNoRankReportedIsAContradiction) {

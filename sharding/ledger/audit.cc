@@ -66,7 +66,7 @@ class Auditor {
   explicit Auditor(std::string name) { audit_.name = std::move(name); }
 
   void Add(const SaidRecord& said) {
-    const auto& [generation, record, reported] = said;
+    const auto& [generation, record, reported, then] = said;
     const SampleCursor& at = record.cursor;
     if (audit_.kept.empty()) {
       if (at != SampleCursor()) Problem(said, kNothingBefore);
@@ -90,7 +90,7 @@ class Auditor {
 
   // False: it leads nowhere, and the records after it are compared with those before it.
   bool GoesOn(const SaidRecord& said) {
-    const auto& [generation, record, reported] = said;
+    const auto& [generation, record, reported, then] = said;
     const SampleCursor& at = record.cursor;
     auto& kept = audit_.kept;
     if (!record.saved && generation != kept.back().generation) {
@@ -125,15 +125,16 @@ class Auditor {
 
   // A record that is read alone may say anything: who skipped batches would only have to count on.
   void CheckReports(const SaidRecord& said) {
-    if (!said.reported || !said.reported->more) return;
-    const auto& [highest, more, own] = *said.reported;
-    if (said.record.cursor.step <= highest + *more) return;
-    Problem(said,
-            absl::StrCat("before that its job had reported step ", highest,
-                         " at most, and at its pace has made ", *more,
-                         " more at most. Batches between were given to nobody, or the record was changed; or "
-                         "the program reports another number than this ledger's step, and has to report that "
-                         "for an audit"));
+    constexpr char kSo[] =
+        ". Batches between were given to nobody, or the record was changed; or the program reports another "
+        "number than this ledger's step, and has to report that for an audit";
+    const int64_t at = said.record.cursor.step;
+    if (said.reported && said.reported->more && at > said.reported->highest + *said.reported->more) {
+      Problem(said, absl::StrCat("before that its job had reported step ", said.reported->highest,
+                                 " at most, and can have made ", *said.reported->more, " more since", kSo));
+    } else if (said.then && *said.then < at - 1) {  // a program may count from 0
+      Problem(said, absl::StrCat("after that it has reported steps, and ", *said.then, " at most", kSo));
+    }
   }
 
   SampleAudit audit_;

@@ -46,6 +46,8 @@ struct SaidRecord {
   uint64_t generation = 0;
   SampleRecord record;
   std::optional<StepsReported> reported = std::nullopt;  // none: nothing is known
+  std::optional<int64_t> then =
+      std::nullopt;  // the highest step that the generation reported after it, if any
 };
 
 // The batches of a generation that are kept: from `from` to where the next kept range begins.

@@ -265,7 +265,7 @@ TEST(Audit, WhatWasReportedIsCompared) {
   EXPECT_THAT(
       problems({2, 2, 2}),
       ElementsAre("generation 2 began at step 5, epoch 1, sample 30: before that its job had reported step "
-                  "2 at most, and at its pace has made 2 more at most. Batches between were given to "
+                  "2 at most, and can have made 2 more since. Batches between were given to "
                   "nobody, or the record was changed; or the program reports another number than this "
                   "ledger's step, and has to report that for an audit"));
   EXPECT_THAT(problems({2, std::nullopt, 2}), IsEmpty()) << "nobody knows";
