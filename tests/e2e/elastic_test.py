@@ -417,7 +417,7 @@ class ElasticRunTest(harness.GtrainTest):
             wait_until('one that is new among those that were there',
                        lambda: self.job('sparse')['compression'].startswith('3 of 4 ranks go on with what was held back'))
         self.wait_for_state('sparse', 'SUCCEEDED')
-        self.assertIn('trained once', self.gtrain('data', 'audit', 'sparse').stdout)
+        self.assertIn('given out once', self.gtrain('data', 'audit', 'sparse').stdout)
         weights = self.weights()
         self.assertGreaterEqual(len(weights), 3)
         self.assertEqual(len(set(weights)), 1, 'bit for bit the same on all ranks')
