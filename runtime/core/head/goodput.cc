@@ -65,6 +65,12 @@ void GoodputLedger::SetPlaces(const JobPlaces& places) {
   }
 }
 
+// Some may have finished a step of the generation before until now.
+void GoodputLedger::AllJoined(Instant now) {
+  Advance(now);
+  if (!before_step_.step) before_step_ = {};
+}
+
 // Nobody measures when the ranks of a generation begin to compute, so the time of one step is taken to have
 // gone into the first one, and never more than there was.
 void GoodputLedger::TakeFirstStep(TimeLabel label) {
@@ -107,7 +113,7 @@ void GoodputLedger::MeasureStep(int64_t made) {
   const std::optional<double> paced = std::exchange(paced_, std::nullopt);
   if (places_.running > 0 && record_.open > 0) {
     const double seconds = record_.open / static_cast<double>(made) / places_.running;
-    step_seconds_ = std::min(seconds, paced.value_or(seconds));
+    step_seconds_ = paced.value_or(seconds);
   }
   if (before_step_.step) TakeFirstStep(*before_step_.step);
 }
@@ -243,6 +249,8 @@ JobPlaces PlacesOf(const Job& job) {
 // that it ran since it last said what it measured, so that all ranks together never take more than is
 // counted. The time since it joined is that of the measurement: one that is equal comes again.
 void MeasureGoodput(Job& job, RankLive& rank, const RankStatus& status, Instant now) {
+  const bool joins = rank.status.state != RankState::kJoined && status.state == RankState::kJoined;
+  if (joins && ++job.joined == static_cast<int>(job.ranks.size())) job.goodput.AllJoined(now);
   if (!status.joined_seconds || status.joined_seconds == rank.status.joined_seconds) return;
   if (const std::optional<double> seconds = StepSeconds(rank.status, status)) job.goodput.Paced(*seconds);
   const std::optional<Instant> before = std::exchange(rank.measured_at, now);

@@ -58,6 +58,8 @@ class GoodputLedger {
   bool Step(int64_t step, Generation generation, bool anew);
   // Seconds that a rank measured of what is counted as running.
   void Measured(std::optional<double> idle, std::optional<double> stall);
+  // The ranks of the generation are together, so that they may compute.
+  void AllJoined(Instant now);
   // By a rank's own clock, what it computed for each step between its newest two reports of one.
   void Paced(double seconds) { paced_ = seconds; }
   // The generation ended before its time.
