@@ -75,6 +75,7 @@ void CountPlaces(Job& job) {
       grant.ranks, [](const RankPlace& place) { return place.process.generation.value != 0; }));
   const int whole = job.RanksOf(grant);
   job.coming_up = whole - grant.world_size;
+  job.joined = 0;
   if (job.demand.count_nodes) job.per_node = std::max(1, whole / std::max(1, job.SizeOf(grant)));
 }
 

@@ -113,6 +113,7 @@ struct Job {
   int not_started = 0;
   int going_on = 0;   // of its ranks, processes of the generation before
   int coming_up = 0;  // ranks that are to join it
+  int joined = 0;     // of its ranks, as often as they have
   int per_node = 1;   // of a job that counts nodes
   GoodputLedger goodput;
   std::optional<Exchange> exchange;
