@@ -150,8 +150,10 @@ void RankNews::OnExited(const NodeId& node, const RankExit& exit, Instant now) {
   kept.tail = LastBytes(exit.tail, kExitTailBytes);
   job->SetExit(job->ranks[exit.rank], std::move(kept));
   context_.Dirty(*job);
-  if (!job->Live()) GT_PROBE("head.exit_after_revoke");
-  if (!job->Live()) return;  // the consequence of a revoke, not a cause
+  if (!job->Live()) {  // the consequence of a revoke, not a cause
+    GT_PROBE("head.exit_after_revoke");
+    return job->ended_meanwhile.push_back(exit.rank);
+  }
   const bool well = exit.cause == ExitCause::kExited && exit.exit_code == 0;
   const bool all = job->record.exits.size() == job->ranks.size();
   if (!well && !faults_.AwaitsCause(*job, exit, now))
