@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import signal
+import time
 import unittest
 
 import harness
@@ -78,6 +79,22 @@ class LedgerTest(harness.GtrainTest):
         self.end_local_cluster()
         (run_dir,) = glob.glob(os.path.join(self.dir, 'gtrain-runs', 'exact-*'))
         self.assertEqual(self.audit(run_dir).stdout, said, 'also without a cluster')
+
+    def test_the_end_is_told_though_the_head_died_meanwhile(self):
+        """H1: ranks say that nothing is left and end while the head stands still, which then dies. The next one ends the job, and has heard it before."""
+        self.launch('ends')
+        self.await_steps(12)
+        open(self.go, 'w').close()
+        head = self.daemons('head')[0]
+        ranks = self.rank_pids()
+        os.kill(head, signal.SIGSTOP)
+        try:
+            wait_until('all ranks to end', lambda: not any(harness.alive(pid) for pid in ranks), seconds=60)
+            time.sleep(1)  # the agent has heard it
+        finally:
+            os.kill(head, signal.SIGKILL)
+        self.wait_for_state('ends', 'SUCCEEDED')
+        self.assertIn('and that is all of them', self.audit('ends').stdout)
 
     def test_data_that_is_begun_anew_is_found(self):
         self.launch('wrong', '--forget')
