@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 import unittest
 
 import harness
@@ -100,6 +101,21 @@ class LedgerTest(harness.GtrainTest):
                                                            rf', and in {re.escape(copy)}/events.jsonl it is ')
         os.remove(os.path.join(copy, 'events.jsonl'))
         self.assertIn('NOT exact', self.audit(copy, expect=1).stdout)
+
+    def test_the_end_is_told_though_the_head_died_meanwhile(self):
+        """H1: ranks say that nothing is left while the head stands still, which then dies. The next one ends the job, and has heard it before."""
+        self.launch('ends')
+        self.await_steps(12)
+        open(self.go, 'w').close()
+        head = self.daemons('head')[0]
+        os.kill(head, signal.SIGSTOP)
+        try:
+            wait_until('the last epoch', lambda: sum(len(one[1]) for one in self.kept().values() if one[0] == EPOCHS - 1) == SAMPLES, seconds=60)
+            time.sleep(1)  # the agent has heard it
+        finally:
+            os.kill(head, signal.SIGKILL)
+        self.wait_for_state('ends', 'SUCCEEDED')
+        self.assertIn('and that is all of them', self.audit('ends').stdout)
 
     def test_data_that_is_begun_anew_is_found(self):
         self.launch('wrong', '--forget')

@@ -121,6 +121,7 @@ struct Job {
   std::optional<Instant> return_deadline;  // processes that go on in it have joined
   std::optional<Instant> gone_deadline;    // all nodes released
   std::optional<Instant> fenced_at;        // until then ranks of a node that does not answer may write
+  std::vector<int> ended_meanwhile;        // ranks whose exits this head heard while the generation was ended
   std::optional<Instant> not_before;       // backoff
   std::optional<Instant> left_at;          // the others are told which ranks ended with exit code 0
   std::optional<Instant> cause_at;         // a rank has said 75: until then another one may say why

@@ -308,6 +308,36 @@ TEST_F(PauseTest, ALossDoesNotWaitForThePause) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
+// P1: nothing else says why the next generation has one rank less.
+TEST_F(PauseTest, WhoIsKilledWhileAllStandStillIsSaid) {
+  Say(RankPause::kPaused);
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  Kill("2", job_, 2, 1);
+  EXPECT_THAT(Events(job_, "warning"), IsEmpty()) << "all of them in one line";
+  FromNode("1", GenerationGone{job_, {2}, true, "", {{{1}, 1}, {{2}, 3}}});
+  FromNode("2", GenerationGone{job_, {2}, true, "", {{{1}, 3}}});
+  const std::vector<std::string> said = Events(job_, "warning");
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_THAT(said[0], HasSubstr("a rank ended by itself while generation 2 was being formed anew"));
+  EXPECT_THAT(said[0], HasSubstr("rank 1 on host-2: killed by signal 9 (KILL)"));
+  EXPECT_THAT(said[0], HasSubstr(absl::StrCat("gtrain logs ", job_.value, " --generation 2")));
+  EXPECT_EQ(Status(job_).at("restarts"), 1) << "and it is charged as before";
+}
+
+TEST_F(PauseTest, AnErrorWhileAllStandStillIsSaidAndAnOrdinaryEndIsNot) {
+  Say(RankPause::kPaused);
+  FromNode(first_, RankExited{Exit(job_, 2, 0, 75)});
+  RankExit stopped = Exit(job_, 2, 1, 1);
+  stopped.cause = ExitCause::kStopped;
+  FromNode("2", RankExited{stopped});
+  FromNode("2", RankExited{Exit(job_, 2, 2, 3)});
+  FromNode("1", GenerationGone{job_, {2}, true, "", {{{2}, 3}}});
+  FromNode("2", GenerationGone{job_, {2}, true, "", {}});
+  const std::vector<std::string> said = Events(job_, "warning");
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_THAT(said[0], HasSubstr("charged to nobody: rank 2 on host-2: exit code 3. What"));
+}
+
 TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
   Kill("1", job_, 2, 3);  // who was to come
   Say(RankPause::kPaused);
