@@ -185,7 +185,12 @@ class ElasticTest(harness.GtrainTest):
         self.assertEqual(self.await_members(3), after)
         wait_until('a third one', lambda: [rank['pid'] for rank in self.newcomers('spare') if rank['state'] != 'exited'])
         self.assertEqual(set(self.await_members(3).values()), set(after.values()), 'nobody but the spare is another one')
+        logs = self.gtrain('logs', 'spare', '--generation', str(generation), '--rank', '3')
+        self.assertRegex(logs.stdout + logs.stderr, '.', 'as the words on its end say')
         self.finish('spare')
+        logs = self.gtrain('logs', 'spare', '--rank', '3')
+        self.assertRegex(logs.stdout + logs.stderr, '.', 'of who waited beside a job that is over')
+        self.assertIn('has ranks 0 to 3', self.gtrain('logs', 'spare', '--rank', '4', expect=1).stderr)
         self.end_local_cluster()
 
     def test_a_spare_that_does_not_answer_is_not_counted_on(self):
@@ -209,6 +214,20 @@ class ElasticTest(harness.GtrainTest):
         self.assertNotIn('its program hangs', events)
         self.assertRegex(self.gtrain('why', 'silent').stdout, r'newcomer: rank \d on \S+, .*, did not answer when generation \d+ ended \(it stood still')
         self.finish('silent')
+        self.end_local_cluster()
+
+    def test_a_rank_that_does_not_answer_is_not_replaced_in_silence(self):
+        """P1: it was stopped beside another one that was killed. Its process is ended, and that is said."""
+        self.launch('stopped', '{min: 1, max: 3}', 'in-place, spares: 1')
+        self.await_members(2)
+        self.gtrain('scale', '-n', '3', 'stopped', '--now')
+        before = self.await_members(3)
+        os.kill(before[1], signal.SIGSTOP)
+        wait_until('its stop', lambda: b') T' in harness.read_proc(before[1], 'stat'))
+        os.kill(before[0], signal.SIGKILL)
+        self.await_members(3, but=[before[0], before[1]])
+        self.assertRegex(self.gtrain('why', 'stopped').stdout, r'warning: rank 1 on \S+ did not answer when generation \d+ ended \(it stood still')
+        self.finish('stopped')
         self.end_local_cluster()
 
     def test_who_follows_the_logs_misses_no_line(self):

@@ -389,8 +389,35 @@ TEST_F(NewcomersTest, ASpareThatHasEndedIsNotCounted) {
   FromNode(Newest().waiting[0].node.value, RankExited{Exit(job, 2, 2, 75)});
   EXPECT_THAT(Status(job).at("reason").get<std::string>(),
               HasSubstr("2 ranks, nothing waits beside them now ("));
-  EXPECT_THAT(Status(job).at("spares").get<std::string>(),
-              HasSubstr("0 of 1 waits: spares come when there is room"));
+  const auto spares = [&] { return Status(job).at("spares").get<std::string>(); };
+  EXPECT_THAT(spares(), HasSubstr("0 of 1 waits: the next one is started in 15s, where there is room; the "
+                                  "last one: rank 2 on host-"));
+  Pass(absl::Seconds(4), {"1", "2"});
+  EXPECT_THAT(spares(), HasSubstr("the next one is started in 11s"));
+}
+
+TEST_F(NewcomersTest, ThatThereIsNoRoomForASpareIsSaid) {
+  Hello("1", 2);
+  const JobId job = Submit("train 2 2 in-place spare");
+  StartRanks(job);
+  StayAndStep(job, 1, 5);
+  const std::string spares = Status(job).at("spares").get<std::string>();
+  EXPECT_THAT(spares, HasSubstr("0 of 1 waits: there is no room for more beside the ranks now; it is looked "
+                                "for again in "));
+}
+
+// Who waits for them reads when the next try is, and what became of the last.
+TEST_F(NewcomersTest, WhenThoseThatAreToJoinAreTriedAgainIsSaid) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  const auto newcomers = [&] { return Status(job).at("newcomers").get<std::string>(); };
+  StartRanks(job);
+  Steps(job, 2, 6);
+  EXPECT_EQ(newcomers(), "") << "it is on its way";
+  Kill("1", job, 2, 3);
+  EXPECT_THAT(newcomers(), HasSubstr("none of the one to join the ranks is on its way: the next one is "
+                                     "started in 15s, where there is room; the last one: rank 3 on host-"));
+  const auto why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
+  EXPECT_EQ(why.at("newcomers"), newcomers());
 }
 
 // Three of four go on where there is no room for a spare: who comes is one of the four.
@@ -476,6 +503,52 @@ TEST_F(NewcomersTest, WhatBeginsFromNothingIsSaid) {
 
 TEST_F(NewcomersTest, WhoGoesOnDoesNotBeginAnew) {
   const JobId job = ThreeGoOn("train 2 4 in-place");
+  EXPECT_THAT(Events(job, "warning"), IsEmpty());
+}
+
+// A spare goes on in the place of a rank, and has trained nothing.
+TEST_F(NewcomersTest, ASpareAloneBeginsAnew) {
+  const JobId job = TwoAndASpare();
+  const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
+  Kill(first, job, 2, 0);
+  FromNode(first, GenerationGone{job, {2}});
+  RankExit other = Exit(job, 2, 1, 1);
+  FromNode(first, RankExited{other});
+  FromNode(spare, GenerationGone{job, {2}, true, "", {{{2}, 2}}});
+  ASSERT_EQ(Newest().generation, Generation{3});
+  EXPECT_THAT(Processes(Newest().ranks), ::testing::Contains(ProcessId{{2}, 2}));
+  EXPECT_THAT(Events(job, "warning"),
+              ElementsAre(::testing::AllOf(HasSubstr("generation 3 begins anew from nothing: no rank of "
+                                                     "generation 2 goes on in it, and who waited beside"),
+                                           HasSubstr("last step was 6"))));
+}
+
+// It stood still when the generation was re-formed for another one, and its keeper has ended it.
+TEST_F(NewcomersTest, AMemberThatDoesNotAnswerIsNotReplacedInSilence) {
+  const JobId job = TwoAndASpare();
+  const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
+  Kill(first, job, 2, 0);
+  RankExit ended = Exit(job, 2, 1, 0);
+  ended.cause = ExitCause::kStopped;
+  FromNode(first, RankExited{ended});
+  FromNode(first, GenerationGone{job, {2}});
+  FromNode(spare, GenerationGone{job, {2}, true, "", {{{2}, 2}}});
+  ASSERT_EQ(Newest().generation, Generation{3});
+  EXPECT_THAT(Events(job, "warning"),
+              ::testing::Contains(::testing::AllOf(
+                  HasSubstr(absl::StrCat("rank 1 on host-", first, " did not answer when generation 2 ended")),
+                  HasSubstr("--generation 2 --rank 1"))));
+}
+
+// Of a program that does not stay nobody goes on, which is no news.
+TEST_F(NewcomersTest, OfRanksThatDoNotStayNobodyIsSaidToBeSilent) {
+  Hello("1", 4);
+  const JobId job = Submit("train 4 4 in-place");
+  StartRanks(job);
+  Kill("1", job, 1, 0);
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(3), {"1"});
+  ASSERT_EQ(Newest().generation, Generation{2});
   EXPECT_THAT(Events(job, "warning"), IsEmpty());
 }
 
