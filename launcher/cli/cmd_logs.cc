@@ -56,8 +56,8 @@ struct Came {
   absl::Status status;  // of the first stream that could not be read; what came of the others is shown
 };
 
-// One piece of each stream. Not all there is: a rank may write faster than we read, and what was read is shown
-// before more is kept.
+// One piece of each stream. Not all there is: a rank may write faster than we read, and what was read is
+// shown before more is kept.
 Came ReadSome(Source read, LogsRequest& request, RankOutput& output) {
   Came came;
   for (size_t at = 0; at < request.streams.size(); at += kStreamsAtOnce) {
@@ -115,8 +115,8 @@ RankOutput MakeOutput(const LogsRequest& request) {
 }
 
 // How many ranks a generation had, with those that waited beside them. An older head does not say it: then as
-// many as the newest. Of the newest the job itself says it, but for those that waited and are gone: for a rank
-// that the user names beyond it the head is asked.
+// many as the newest. Of the newest the job itself says it, but for those that waited and are gone: for a
+// rank that the user names beyond it the head is asked.
 absl::StatusOr<int> RanksOf(Cluster& cluster, const JobDoc& job, uint64_t generation,
                             std::optional<int64_t> rank) {
   const int now = std::max(job.world_size, static_cast<int>(job.ranks.size()));
@@ -129,8 +129,7 @@ absl::StatusOr<int> RanksOf(Cluster& cluster, const JobDoc& job, uint64_t genera
 
 // The generation that the user named, if any.
 absl::StatusOr<std::optional<uint64_t>> NamedGeneration(const Args& args, const JobDoc& job) {
-  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> generation,
-                      args.Int("generation", 1, int64_t{1} << 40));
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> generation, args.Int("generation", 1, int64_t{1} << 40));
   if (job.generation == 0)
     return absl::NotFoundError(absl::StrCat(job.id, " has not started yet: ", job.reason));
   if (!generation) return std::nullopt;
@@ -175,8 +174,8 @@ absl::StatusOr<LogsRequest> MakeRequest(Cluster& cluster, const Args& args, cons
 // Follows a job from generation to generation. Each one is asked for by its number and has an output of its
 // own, so what comes late is still its own. One that is over is read on: a process that waited for its place
 // in the next one, and one that goes on in it, write there until their keeper has given them that place,
-// which is later than the head says that the next generation has begun. Where the logs lie on this machine they
-// are read here: what was written is there also while an agent or the head is away.
+// which is later than the head says that the next generation has begun. Where the logs lie on this machine
+// they are read here: what was written is there also while an agent or the head is away.
 class LogFollower {
  public:
   LogFollower(Cluster& cluster, const Args& args, JobDoc job)
@@ -286,9 +285,9 @@ class LogFollower {
   absl::StatusOr<bool> ReadAll() {
     bool any = false;
     for (auto one = followed_.begin(); one != followed_.end() && !ended_;) {
-      const Came came = ReadSome(
-          [&](absl::Span<const Stream> streams) { return Read(one->request, streams); }, one->request,
-          one->output);
+      const Came came =
+          ReadSome([&](absl::Span<const Stream> streams) { return Read(one->request, streams); },
+                   one->request, one->output);
       any = any || came.any;
       const bool goes_over = !args_.Has("generation");
       const bool older = goes_over && *one->request.generation < job_.generation;
@@ -419,8 +418,7 @@ absl::Status ShowLeft(const Args& args, const std::string& json) {
   GT_ASSIGN_OR_RETURN(const std::optional<uint64_t> generation, NamedGeneration(args, job));
   // Nobody remembers how many ranks an earlier one had, and who waited beside them: its files do.
   const uint64_t shown = generation.value_or(job.generation);
-  const int ranks =
-      std::max(RanksLogged(job.run_dir, shown), shown == job.generation ? job.world_size : 0);
+  const int ranks = std::max(RanksLogged(job.run_dir, shown), shown == job.generation ? job.world_size : 0);
   GT_ASSIGN_OR_RETURN(const LogsRequest request, MakeRequest(args, job, generation, std::max(1, ranks)));
   const auto pieces = [&](absl::Span<const Stream> streams) {
     std::vector<absl::StatusOr<LogDoc>> logs;

@@ -245,7 +245,8 @@ absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> ge
   const std::string name = absl::StrCat("rank-", rank, is_stderr ? ".err" : ".out");
   const UniqueFd file(openat(dir.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info = {};
-  // It wrote nothing: perhaps it waited beside the ranks, with a number behind theirs, which nobody remembers.
+  // It wrote nothing: perhaps it waited beside the ranks, with a number behind theirs, which nobody
+  // remembers.
   if (!file.valid() && errno == ENOENT) return LogDoc{.next_offset = offset, .end = true};
   if (!file.valid() || fstat(file.get(), &info) != 0) return ErrnoStatus(errno, folder + "/" + name);
   if (!S_ISREG(info.st_mode))

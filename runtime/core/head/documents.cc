@@ -125,8 +125,9 @@ struct RankNow {
 constexpr char kNewcomersNote[] = "newcomers";  // when those that are to join are tried again
 constexpr char kSparesNote[] = "spares";        // why there are fewer than the job file asks for
 constexpr char kWaitsNote[] = "waits";          // for which rank the others stand still before a first step
-constexpr std::array kNotes = {kCompressionNote, kRestoreNote,  kOwnerNote,  kStorageNote, kSavesNote,
-                               kLogsNote,        kProgressNote, kNewcomersNote, kSparesNote, kWaitsNote, kStuckNote};
+constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,    kStorageNote,
+                               kSavesNote,       kLogsNote,    kProgressNote, kNewcomersNote,
+                               kSparesNote,      kWaitsNote,   kStuckNote};
 
 // The notes of the ranks of this generation or, where they have none, of an earlier one.
 using Notes = std::array<std::string, kNotes.size()>;

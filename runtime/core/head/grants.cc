@@ -44,8 +44,8 @@ GenerationGrant NextOf(const Job& job) {
   return grant;
 }
 
-// Says when all that a job in place had trained is gone; empty: it is not, or the head cannot know. `stay`: of
-// its ranks, how many were ranks of the generation before. A spare that takes a place has no state.
+// Says when all that a job in place had trained is gone; empty: it is not, or the head cannot know. `stay`:
+// of its ranks, how many were ranks of the generation before. A spare that takes a place has no state.
 std::string BeginsAnewText(const Job& job, int stay) {
   const JobRecord& record = job.record;
   if (!job.spec.in_place || stay > 0 || job.checkpoint || !record.last_step) return "";

@@ -190,8 +190,8 @@ void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& gran
 
 int MembersThatStay(const Job& job, const GenerationGrant& next) {
   const std::set<ProcessId> were = MembersBefore(job);
-  return static_cast<int>(
-      std::ranges::count_if(next.ranks, [&](const RankPlace& place) { return were.contains(place.process); }));
+  return static_cast<int>(std::ranges::count_if(
+      next.ranks, [&](const RankPlace& place) { return were.contains(place.process); }));
 }
 
 std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes) {

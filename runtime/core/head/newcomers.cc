@@ -375,9 +375,10 @@ std::string NextTryText(const Job& job, Instant now) {
   const std::optional<Instant> due = DueAt(job);
   if (!due) return "";
   const absl::Duration left = absl::Ceil(std::max(*due - now, absl::Seconds(1)), absl::Seconds(1));
-  return job.no_room ? absl::StrCat("there is no room for more beside the ranks now; it is looked for again in ",
-                                    PrintDuration(left))
-                     : absl::StrCat("the next one is started in ", PrintDuration(left), ", where there is room");
+  return job.no_room
+             ? absl::StrCat("there is no room for more beside the ranks now; it is looked for again in ",
+                            PrintDuration(left))
+             : absl::StrCat("the next one is started in ", PrintDuration(left), ", where there is room");
 }
 
 std::string LastText(const Job& job) {
@@ -391,8 +392,8 @@ std::string NewcomersText(const Job& job, Instant now) {
   const std::string next = NextTryText(job, now);
   const int wanted = WantedOf(job);
   if (next.empty()) return "";
-  return absl::StrCat("none of the ", wanted == 1 ? "one" : absl::StrCat(wanted), " to join the ranks is on its way: ",
-                      next, LastText(job));
+  return absl::StrCat("none of the ", wanted == 1 ? "one" : absl::StrCat(wanted),
+                      " to join the ranks is on its way: ", next, LastText(job));
 }
 
 std::string SparesText(const Job& job, Instant now) {
@@ -422,7 +423,8 @@ std::string SilentText(const Job& job) {
   for (size_t i = 0; i < job.ranks.size(); ++i) {
     const int rank = static_cast<int>(i);
     const RankExit* exit = job.ExitOf(rank);
-    const bool heard = exit != nullptr && exit->cause != ExitCause::kStopped;  // it did not end with the others
+    const bool heard =
+        exit != nullptr && exit->cause != ExitCause::kStopped;  // it did not end with the others
     if (job.ranks[i].silent && job.ranks[i].started && !heard &&
         !job.hung.contains(ProcessOf(*job.record.grant, rank)))
       silent.push_back(rank);
@@ -431,11 +433,12 @@ std::string SilentText(const Job& job) {
   GT_PROBE("head.member_is_silent");
   const GenerationGrant& grant = *job.record.grant;
   const bool one = silent.size() == 1;
-  return absl::StrCat(WhoText(grant, silent, kNamed), " did not answer when generation ", grant.generation.value,
-                      one ? " ended (it stood still, or has ended) and does not go on: another process takes its place"
-                          : " ended (they stood still, or have ended) and do not go on: others take their places",
-                      ". The log of rank ", silent[0], ": gtrain logs ", job.record.id.value, " --generation ",
-                      grant.generation.value, " --rank ", silent[0]);
+  return absl::StrCat(
+      WhoText(grant, silent, kNamed), " did not answer when generation ", grant.generation.value,
+      one ? " ended (it stood still, or has ended) and does not go on: another process takes its place"
+          : " ended (they stood still, or have ended) and do not go on: others take their places",
+      ". The log of rank ", silent[0], ": gtrain logs ", job.record.id.value, " --generation ",
+      grant.generation.value, " --rank ", silent[0]);
 }
 
 // Ranks that have joined wait for all others in their first exchange. Behind it those that go on are soon in

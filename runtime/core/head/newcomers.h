@@ -82,7 +82,8 @@ std::string PlacesText(const Job& job);
 std::string NewcomersText(const Job& job, Instant now);
 // How many spares wait, and when the others come; empty: all do, or none are asked for.
 std::string SparesText(const Job& job, Instant now);
-// Which members did not go on although nobody heard that they ended; empty: none, or the program does not stay.
+// Which members did not go on although nobody heard that they ended; empty: none, or the program does not
+// stay.
 std::string SilentText(const Job& job);
 // For which ranks the others stand still before the first step of a generation; empty: the head knows of
 // none.

@@ -534,10 +534,11 @@ TEST_F(NewcomersTest, AMemberThatDoesNotAnswerIsNotReplacedInSilence) {
   FromNode(first, GenerationGone{job, {2}});
   FromNode(spare, GenerationGone{job, {2}, true, "", {{{2}, 2}}});
   ASSERT_EQ(Newest().generation, Generation{3});
-  EXPECT_THAT(Events(job, "warning"),
-              ::testing::Contains(::testing::AllOf(
-                  HasSubstr(absl::StrCat("rank 1 on host-", first, " did not answer when generation 2 ended")),
-                  HasSubstr("--generation 2 --rank 1"))));
+  EXPECT_THAT(
+      Events(job, "warning"),
+      ::testing::Contains(::testing::AllOf(
+          HasSubstr(absl::StrCat("rank 1 on host-", first, " did not answer when generation 2 ended")),
+          HasSubstr("--generation 2 --rank 1"))));
 }
 
 // Of a program that does not stay nobody goes on, which is no news.
