@@ -321,12 +321,6 @@ std::string JobText(const std::string& name, int ranks, const std::string& label
   return spec::PrintJob(job);
 }
 
-double Quantile(std::vector<double> values, double q) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(q * static_cast<double>(values.size())))];
-}
-
 // ---------------------------------------------------------------- the run
 
 class AgentsBench {
@@ -460,10 +454,10 @@ class AgentsBench {
     const double seconds = absl::ToDoubleSeconds(Clock().Now() - start);
     Add("durable operations", "1/s", {static_cast<double>(writes_.size()) / seconds});
     Add("heartbeats", "1/s", {static_cast<double>(counters_.heartbeats - heartbeats) / seconds});
-    Add("durable operation p50", "ms", {Quantile(writes_, 0.5)});
-    Add("durable operation p99", "ms", {Quantile(writes_, 0.99)});
-    Add("read p50", "ms", {Quantile(reads_, 0.5)});
-    Add("read p99", "ms", {Quantile(reads_, 0.99)});
+    Add("durable operation p50", "ms", {Series{writes_}.Median()});
+    Add("durable operation p99", "ms", {Series{writes_}.Quantile(0.99)});
+    Add("read p50", "ms", {Series{reads_}.Median()});
+    Add("read p99", "ms", {Series{reads_}.Quantile(0.99)});
     // The CPU time of the other ends of the same messages, on the same machine, makes runs on different
     // machines comparable.
     Add("head CPU, of one core", "%", {100 * (head_->CpuSeconds() - cpu) / seconds},

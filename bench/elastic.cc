@@ -5,7 +5,8 @@
 // restarts from checkpoints, and a program of torch.distributed under torchrun (Debian's), which restarts all
 // ranks; there, too, all four count. `--only kills`: a hundred kills in one job. `--only state`: the same
 // with more state a rank. `--only join`: what the step costs those that train on, in which a new rank gets
-// the state from them. `--only bitwise`: a step with `determinism: bitwise` beside the same without.
+// the state from them, beside their own steps before it and beside those of all four. `--only bitwise`: a
+// step with `determinism: bitwise` beside the same without.
 // `--only protection`: a step of gtrain::Elastic beside the same step by hand, when nobody is killed. `--only
 // fashion`: a training of fashion_mnist of which a rank is killed every five seconds, beside one that nobody
 // disturbs. `--only torchft`: torchft of PyPI.
@@ -30,6 +31,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/file.h"
@@ -57,10 +59,15 @@ struct Gang {
 constexpr Gang kFour = {kRanks, "4"}, kThreeToFour = {kRanks, "{min: 3, max: 4}"};
 constexpr Gang kOneToTwo = {2, "{min: 1, max: 2}"};
 
-// The processes of the newest generation that made an update and live: as many as there are ranks, or none.
-std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates, size_t ranks, int steps) {
+int NewestGeneration(const std::map<pid_t, std::vector<Applied>>& updates) {
   int newest = 0;
   for (const auto& [pid, all] : updates) newest = std::max(newest, all.back().generation);
+  return newest;
+}
+
+// The processes of the newest generation that made an update and live: as many as there are ranks, or none.
+std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates, size_t ranks, int steps) {
+  const int newest = NewestGeneration(updates);
   std::vector<pid_t> members;
   for (const auto& [pid, all] : updates) {
     const auto made =
@@ -70,11 +77,15 @@ std::vector<pid_t> Members(const std::map<pid_t, std::vector<Applied>>& updates,
   return members.size() == ranks ? members : std::vector<pid_t>{};
 }
 
-absl::StatusOr<std::vector<pid_t>> AwaitMembers(const fs::path& folder, size_t ranks, int steps, pid_t but) {
+// Those of a newer generation than `after`, none of which is `but`.
+absl::StatusOr<std::vector<pid_t>> AwaitMembers(const fs::path& folder, size_t ranks, int steps, pid_t but,
+                                                int after = -1) {
   const Instant deadline = RealClock().Now() + kPatience;
   while (RealClock().Now() < deadline) {
-    std::vector<pid_t> members = Members(ReadUpdates(folder), ranks, steps);
-    if (!members.empty() && std::ranges::count(members, but) == 0) return members;
+    const auto updates = ReadUpdates(folder);
+    std::vector<pid_t> members = Members(updates, ranks, steps);
+    if (!members.empty() && std::ranges::count(members, but) == 0 && NewestGeneration(updates) > after)
+      return members;
     poll(nullptr, 0, 5);
   }
   return absl::DeadlineExceededError(
@@ -105,6 +116,50 @@ absl::StatusOr<double> KillOne(const fs::path& folder, size_t ranks, Until until
     last_ns = std::max(last_ns, first->at_ns);
   }
   return static_cast<double>(last_ns - killed_ns) / 1e6;
+}
+
+double Ms(const Applied& from, const Applied& to) { return static_cast<double>(to.at_ns - from.at_ns) / 1e6; }
+
+// From each update that a process made in a generation to its next one there.
+void AddSteps(const std::vector<Applied>& all, int generation, Series& steps) {
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (all[i - 1].generation == generation && all[i].generation == generation)
+      steps.samples.push_back(Ms(all[i - 1], all[i]));
+  }
+}
+
+// Of a job of four ranks that loses one again and again, in milliseconds: steps of all four, steps of the
+// three that are left, and for each new rank the first step that the three make with it, from the update
+// before it to its own on the last of them.
+struct Joins {
+  Series four, three, first;
+};
+constexpr int kStepsBefore = 3;  // of four and of three
+
+// Kills one of `four`. The process in its place is held until the three have made steps alone: else there
+// would be none to compare with.
+absl::Status LoseAndJoin(const fs::path& folder, const std::vector<pid_t>& four, pid_t victim, Joins& joins) {
+  const int old = ReadUpdates(folder).at(victim).back().generation;
+  const fs::path hold = folder / "hold";
+  if (!std::ofstream(hold)) return absl::InternalError(absl::StrCat("cannot write ", hold.string()));
+  kill(victim, SIGKILL);
+  GT_ASSIGN_OR_RETURN(const std::vector<pid_t> three,
+                      AwaitMembers(folder, four.size() - 1, kStepsBefore, victim, old));
+  fs::remove(hold);
+  GT_RETURN_IF_ERROR(AwaitMembers(folder, four.size(), 1, victim, old).status());
+  const auto updates = ReadUpdates(folder);
+  const int newest = NewestGeneration(updates);
+  double slowest = 0;
+  for (const pid_t pid : three) {
+    const std::vector<Applied>& all = updates.at(pid);
+    const auto first = std::ranges::find(all, newest, &Applied::generation);
+    if (first == all.begin() || first == all.end())
+      return absl::InternalError(absl::StrCat("process ", pid, " did not go on in ", folder.string()));
+    AddSteps(all, (first - 1)->generation, joins.three);
+    slowest = std::max(slowest, Ms(*(first - 1), *first));
+  }
+  joins.first.samples.push_back(slowest);
+  return absl::OkStatus();
 }
 
 // What a rank computes and sends in a step of elastic_step, and for how many steps.
@@ -138,51 +193,35 @@ class Bench {
 
   absl::StatusOr<double> Ours(const std::string& mode, Until until = Until::kAllStep) {
     const bool alone = until == Until::kSurvivorsStep;
-    GT_ASSIGN_OR_RETURN(const Job job, Launch(alone ? kThreeToFour : kFour, mode));
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(alone ? kThreeToFour : kFour, mode, true, 0, {}));
     absl::StatusOr<double> took = KillOne(job.folder, kRanks, until, rng_);
     const absl::Status stopped = Run({cluster_.gtrain(), "stop", job.name, "--now"});
     return took.ok() && !stopped.ok() ? stopped : took;
   }
 
   // One job that loses a rank again and again.
-  absl::StatusOr<std::vector<double>> Kills(const Gang& gang, const std::string& elastic, Until until,
-                                            bool saves, int kills, int mib = 0) {
-    GT_ASSIGN_OR_RETURN(const Job job, Launch(gang, elastic, saves, mib));
-    std::vector<double> all;
+  absl::StatusOr<Series> Kills(const Gang& gang, const std::string& elastic, Until until, bool saves,
+                               int kills, int mib = 0) {
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(gang, elastic, saves, mib, {}));
+    Series all;
     for (int kill = 0; kill < kills; ++kill) {
       poll(nullptr, 0, 300 + 2 * mib);  // for a spare to come up with its state: nothing that is measured
       GT_ASSIGN_OR_RETURN(const double took, KillOne(job.folder, gang.ranks, until, rng_));
-      all.push_back(took);
+      all.samples.push_back(took);
     }
     GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "stop", job.name, "--now"}));
     return all;
   }
 
-  // Of a job of three or four ranks that loses one again and again: a plain step, and the first step of each
-  // generation of four, from the update before it to its own on the last of the three that had the state.
-  struct Joins {
-    std::vector<double> plain, first;  // milliseconds
-  };
-  absl::StatusOr<Joins> Join(int kills, int mib, int pause_ms) {
-    GT_ASSIGN_OR_RETURN(const Job job, Launch(kThreeToFour, "in-place", /*saves=*/false, mib, pause_ms));
-    constexpr int kPlain = 4;
+  // A step of all four takes `step_ms`, one of three 4/3 of that, since each has more samples.
+  absl::StatusOr<Joins> Join(int kills, int mib, int step_ms) {
+    GT_ASSIGN_OR_RETURN(const Job job, Launch(kThreeToFour, "in-place", false, mib, {step_ms, kRanks}));
     Joins joins;
-    pid_t victim = 0;
-    while (std::ssize(joins.first) < kills) {
-      GT_ASSIGN_OR_RETURN(std::vector<pid_t> members, AwaitMembers(job.folder, kRanks, kPlain, victim));
+    while (std::ssize(joins.first.samples) < kills) {
+      GT_ASSIGN_OR_RETURN(const std::vector<pid_t> four, AwaitMembers(job.folder, kRanks, kStepsBefore, 0));
       const auto updates = ReadUpdates(job.folder);
-      double slowest = 0;
-      for (const pid_t pid : members) {
-        const std::vector<Applied>& all = updates.at(pid);
-        const auto first = std::ranges::find(all, all.back().generation, &Applied::generation);
-        for (auto one = first + 1; one != all.end(); ++one)
-          joins.plain.push_back(static_cast<double>(one->at_ns - (one - 1)->at_ns) / 1e6);
-        if (first != all.begin())
-          slowest = std::max(slowest, static_cast<double>(first->at_ns - (first - 1)->at_ns) / 1e6);
-      }
-      if (victim != 0) joins.first.push_back(slowest);
-      victim = members[rng_.Below(members.size())];
-      kill(victim, SIGKILL);
+      for (const pid_t pid : four) AddSteps(updates.at(pid), NewestGeneration(updates), joins.four);
+      GT_RETURN_IF_ERROR(LoseAndJoin(job.folder, four, four[rng_.Below(four.size())], joins));
     }
     GT_RETURN_IF_ERROR(Run({cluster_.gtrain(), "stop", job.name, "--now"}));
     return joins;
@@ -241,19 +280,19 @@ class Bench {
   }
 
   // Until the three that are left make an update, some times in one job.
-  absl::StatusOr<std::vector<double>> Torchft(const TorchftTimeouts& timeouts, int kills) {
+  absl::StatusOr<Series> Torchft(const TorchftTimeouts& timeouts, int kills) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string command =
         absl::StrCat("python=$(", torch_.string(), " --python) && exec $python ",
                      (peers_ / "elastic_torchft.py").string(), " ", folder.string(), " ", kPauseMs, " ",
                      timeouts.collective_ms, " ", timeouts.heartbeat_ms, " ", timeouts.join_ms);
     GT_ASSIGN_OR_RETURN(const pid_t torchft, Spawn({"/bin/sh", "-c", command}));
-    std::vector<double> all;
+    Series all;
     absl::Status status;
-    while (std::ssize(all) < kills && status.ok()) {
+    while (std::ssize(all.samples) < kills && status.ok()) {
       const absl::StatusOr<double> took = KillOne(folder, kRanks, Until::kSurvivorsStep, rng_);
       status = took.status();
-      if (took.ok()) all.push_back(*took);
+      if (took.ok()) all.samples.push_back(*took);
     }
     kill(torchft, SIGTERM);
     WaitFor(torchft, "torchft").IgnoreError();
@@ -267,13 +306,18 @@ class Bench {
     std::string name;
     fs::path folder;
   };
-  absl::StatusOr<Job> Launch(const Gang& gang, const std::string& mode, bool saves = true, int mib = 0,
-                             int pause_ms = kPauseMs) {
+  // How long a step takes: with `ranks` for who has the share of one of so many, else however many samples
+  // it has.
+  struct Pace {
+    int ms = kPauseMs, ranks = 0;
+  };
+  absl::StatusOr<Job> Launch(const Gang& gang, const std::string& mode, bool saves, int mib,
+                             const Pace& pace) {
     GT_ASSIGN_OR_RETURN(const fs::path folder, Folder());
     const std::string file = folder / "job.yaml", name = folder.filename();
     std::ofstream(file) << "name: " << name << "\nrun: [" << rank_.string() << ", " << folder.string()
-                        << ", \"60000000\", \"60\", \"" << pause_ms << "\", \"1000\", \"" << mib
-                        << "\"]\nranks: " << gang.text << "\nelastic: {mode: " << mode
+                        << ", \"60000000\", \"60\", \"" << pace.ms << "\", \"1000\", \"" << mib << "\", \""
+                        << pace.ranks << "\"]\nranks: " << gang.text << "\nelastic: {mode: " << mode
                         << "}\nrestart: {budget: 10000}\nstop_grace: 2s\n"
                         << "resources: {cpus: 1, oversubscribe: true}\n"
                         << (saves ? absl::StrCat("checkpoint: {uri: ", folder.string(),
@@ -299,11 +343,6 @@ class Bench {
   int runs_ = 0;
 };
 
-double Quantile(std::vector<double> values, double part) {
-  std::ranges::sort(values);
-  return values[std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())))];
-}
-
 // Whether the last of many kills costs what the first did.
 absl::Status PrintKills(Bench& bench, int kills) {
   struct Row {
@@ -319,16 +358,19 @@ absl::Status PrintKills(Bench& bench, int kills) {
       {"a spare takes the place, all four", kFour, "in-place, spares: 1", Until::kAllStep},
       {"a process is started in the place, all four", kFour, "in-place", Until::kAllStep},
   };
-  std::printf("%d kills in one job, ms%32s %8s %8s %8s %12s %11s\n", kills, "median", "p90", "p99", "max",
-              "first tenth", "last tenth");
+  const bool has_p99 = kills >= 100;
+  std::printf("%d kills in one job, ms%32s %8s %8s %8s %12s %11s\n", kills, "median", "p90",
+              has_p99 ? "p99" : "", "max", "first tenth", "last tenth");
+  if (!has_p99) std::printf("(the p99 of fewer than 100 kills is their max, which stands alone)\n");
   for (const Row& row : kRows) {
-    GT_ASSIGN_OR_RETURN(const std::vector<double> all,
-                        bench.Kills(row.gang, row.elastic, row.until, row.saves, kills));
-    const auto tenth = std::max<ptrdiff_t>(1, std::ssize(all) / 10);
-    std::printf("%-46s %8.1f %8.1f %8.1f %8.1f %12.1f %11.1f\n", row.what, Quantile(all, 0.5),
-                Quantile(all, 0.9), Quantile(all, 0.99), Quantile(all, 1),
-                Quantile({all.begin(), all.begin() + tenth}, 0.5),
-                Quantile({all.end() - tenth, all.end()}, 0.5));
+    GT_ASSIGN_OR_RETURN(const Series all, bench.Kills(row.gang, row.elastic, row.until, row.saves, kills));
+    const std::vector<double>& each = all.samples;
+    const auto tenth = std::max<ptrdiff_t>(1, std::ssize(each) / 10);
+    std::printf("%-46s %8.1f %8.1f %8s %8.1f %12.1f %11.1f\n", row.what, all.Median(), all.Quantile(0.9),
+                has_p99 ? absl::StrFormat("%.1f", all.Quantile(0.99)).c_str() : "", all.Quantile(1),
+                Series{{each.begin(), each.begin() + tenth}}.Median(),
+                Series{{each.end() - tenth, each.end()}}.Median());
+    std::fflush(stdout);  // the next one takes a while
   }
   return absl::OkStatus();
 }
@@ -372,16 +414,21 @@ std::pair<double, double> Confidence(std::vector<double> values) {
   return {values[cut], values[values.size() - 1 - cut]};
 }
 
-// The costs of pairs of runs, one after the other, in per cent of a step by hand.
+// The costs of pairs of runs, one after the other, in per cent of a step by hand. A goal inside of the
+// interval is undecided.
 void PrintCost(const Outcome& outcome) {
+  constexpr double kGoal = 1;
   std::vector<double> costs;
   for (size_t i = 0; i < outcome.ours.samples.size(); ++i)
     costs.push_back(100 * (outcome.ours.samples[i] / outcome.theirs.samples[i] - 1));
   const auto [least, most] = Confidence(costs);
   std::printf(
       "%s: protection costs %+.2f %% of a step in the median of %zu pairs, 95 %% confidence %+.2f to "
-      "%+.2f %%\n",
-      outcome.name.c_str(), Series{costs}.Median(), costs.size(), least, most);
+      "%+.2f %%, goal %g %%: %s\n",
+      outcome.name.c_str(), Series{costs}.Median(), costs.size(), least, most, kGoal,
+      most <= kGoal   ? "reached"
+      : least > kGoal ? "NOT REACHED"
+                      : "undecided");
   std::fflush(stdout);  // the next one takes minutes
 }
 
@@ -419,9 +466,8 @@ absl::Status PrintTorchft(Bench& bench, bool quick) {
   std::printf("torchft, from a kill until the other three step, ms %8s %8s %8s\n", "median", "max", "kills");
   for (const TorchftTimeouts& timeouts : kAll) {
     if (quick && &timeouts != kAll) break;
-    GT_ASSIGN_OR_RETURN(const std::vector<double> all,
-                        bench.Torchft(timeouts, quick || &timeouts != kAll ? 3 : 15));
-    std::printf("%-50s %8.1f %8.1f %8zu\n", timeouts.name, Quantile(all, 0.5), Quantile(all, 1), all.size());
+    GT_ASSIGN_OR_RETURN(const Series all, bench.Torchft(timeouts, quick || &timeouts != kAll ? 3 : 15));
+    std::printf("%-50s %8.1f %8.1f %8zu\n", timeouts.name, all.Median(), all.Quantile(1), all.samples.size());
   }
   return absl::OkStatus();
 }
@@ -465,10 +511,10 @@ double EndMs(int mib) {
 }
 
 void PrintEnd(int mib, int kills) {
-  std::vector<double> all;
-  for (int kill = 0; kill < kills; ++kill) all.push_back(EndMs(mib));
+  Series all;
+  for (int kill = 0; kill < kills; ++kill) all.samples.push_back(EndMs(mib));
   std::printf("%-34s %5d MiB, %2d kills %8.1f %8.1f\n", "a process that holds so much is gone", mib, kills,
-              Quantile(all, 0.5), Quantile(all, 1));
+              all.Median(), all.Quantile(1));
 }
 
 // Who goes on alone hands nothing over; a spare gets the state while the others wait.
@@ -503,34 +549,59 @@ absl::Status PrintState(Bench& bench, bool quick) {
                     size.mib, needs, has);
         continue;
       }
-      GT_ASSIGN_OR_RETURN(const std::vector<double> all,
+      GT_ASSIGN_OR_RETURN(const Series all,
                           bench.Kills(row.gang, row.elastic, row.until, false, size.kills, size.mib));
-      const double median = Quantile(all, 0.5);
+      const double median = all.Median();
       if (size.mib == 0) base = median;
       if (size.mib > 0 && per_mib == 0) per_mib = std::max(0.0, median - base) / size.mib;
       std::printf("%-34s %5d MiB, %2d kills %8.1f %8.1f %9.1f + %d MiB / %.2f GiB/s = %.1f\n", row.what,
-                  size.mib, size.kills, median, Quantile(all, 1), base, size.mib,
+                  size.mib, size.kills, median, all.Quantile(1), base, size.mib,
                   per_mib > 0 ? 1000 / per_mib / 1024 : 0, base + per_mib * size.mib);
     }
   }
   return absl::OkStatus();
 }
 
-// What those that have the state lose while a new rank gets it from them. It also waits in their reduction
-// when the state takes longer than they compute.
+// Whether each new rank leaves the three that have the state 0.9 of the speed that they had without it. It
+// is not the speed of all four: the three share the batch of four in that step.
+std::string SpeedKept(const Joins& joins) {
+  constexpr double kGoal = 0.9;
+  Series lost;
+  for (const double first : joins.first.samples) lost.samples.push_back(1 - joins.three.Median() / first);
+  const Verdict verdict = Judge(lost, 1 - kGoal);
+  return absl::StrFormat("goal %.1f of the three's: %s", kGoal,
+                         verdict == Verdict::kReached     ? "reached"
+                         : verdict == Verdict::kUndecided ? "undecided"
+                                                          : "NOT REACHED");
+}
+
+// What the step costs in which a new rank gets the state from the three that have it. They compute the
+// samples of four in it, and wait in their reduction when the state takes longer than they compute.
 absl::Status PrintJoins(Bench& bench, bool quick) {
   struct Row {
-    int mib, pause_ms;
+    int mib, step_ms;
   };
   constexpr Row kRows[] = {{0, 250}, {256, 250}, {256, 1000}, {1024, 1000}, {1024, 2000}};
-  std::printf("a new rank of four gets the state, ms%8s %8s %8s %12s %12s\n", "plain", "median", "max",
-              "of its speed", "at worst");
+  const int kills = quick ? 3 : 10;
+  std::printf(
+      "a fourth rank joins three and gets the state from them, %d kills a row. Ranks wait in place of\n"
+      "computing, in proportion to their samples: one of four for the time of the row, one of three for 4/3\n"
+      "of it. In the first step with the fourth the three have all samples, so that 0.75 of the speed of "
+      "all\n"
+      "four is the most that can be. The goal is about the speed that the three had without the fourth.\n",
+      kills);
+  std::printf("%-18s %19s   %19s   %19s   %19s\n", "", "a step, median, ms", "first with 4th, ms",
+              "of the three's speed", "of all four's speed");
+  std::printf("%-18s %9s %9s   %9s %9s   %9s %9s   %9s %9s\n", "state, a step", "of four", "of three",
+              "median", "max", "median", "at worst", "median", "at worst");
   for (const Row& row : kRows) {
-    GT_ASSIGN_OR_RETURN(const Bench::Joins joins, bench.Join(quick ? 3 : 10, row.mib, row.pause_ms));
-    const double plain = Quantile(joins.plain, 0.5), first = Quantile(joins.first, 0.5),
-                 worst = Quantile(joins.first, 1);
-    std::printf("%5d MiB, computes %4d ms %18.1f %8.1f %8.1f %12.2f %12.2f\n", row.mib, row.pause_ms, plain,
-                first, worst, plain / first, plain / worst);
+    GT_ASSIGN_OR_RETURN(const Joins joins, bench.Join(kills, row.mib, row.step_ms));
+    const double four = joins.four.Median(), three = joins.three.Median(), first = joins.first.Median(),
+                 worst = joins.first.Quantile(1);
+    std::printf("%5d MiB, %4d ms %9.1f %9.1f   %9.1f %9.1f   %9.2f %9.2f   %9.2f %9.2f  %s\n", row.mib,
+                row.step_ms, four, three, first, worst, three / first, three / worst, four / first,
+                four / worst, SpeedKept(joins).c_str());
+    std::fflush(stdout);  // the next one takes a while
   }
   return absl::OkStatus();
 }

@@ -215,11 +215,9 @@ Cost CostOf(const Training& training) {
 
 std::string Row(const std::vector<double>& values) {
   if (values.empty()) return "none";
-  Series series{values};
-  std::vector<double> sorted = values;
-  std::ranges::sort(sorted);
-  return absl::StrCat("median ", std::lround(series.Median()), ", p90 ",
-                      std::lround(sorted[sorted.size() * 9 / 10]), ", at most ", std::lround(sorted.back()));
+  const Series series{values};
+  return absl::StrCat("median ", std::lround(series.Median()), ", p90 ", std::lround(series.Quantile(0.9)),
+                      ", at most ", std::lround(series.Quantile(1)));
 }
 
 // Whether all that must hold does.

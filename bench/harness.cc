@@ -90,6 +90,15 @@ double Series::Spread() const {
   return MedianOf(std::move(distances)) / median;
 }
 
+double Series::Quantile(double part) const {
+  if (samples.empty()) return 0;
+  std::vector<double> sorted = samples;
+  std::sort(sorted.begin(), sorted.end());
+  constexpr double kRounding = 1e-9;  // 0.07 of 100 may come out a little above 7
+  const double rank = std::ceil(part * static_cast<double>(sorted.size()) - kRounding);
+  return sorted[std::clamp<size_t>(static_cast<size_t>(rank), 1, sorted.size()) - 1];
+}
+
 Verdict Judge(const Series& differences, double goal) {
   constexpr double kRounding = 1e-6;  // 9.70 - 9.40 may come out a little above 0.3
   const double median = differences.Median();
@@ -135,11 +144,11 @@ absl::StatusOr<std::vector<Outcome>> Measure(const Comparison& comparison, int t
 }
 
 int Report(const Options& options, absl::string_view bench, const std::vector<Outcome>& outcomes) {
-  std::printf("%-34s %12s %8s %12s %8s %7s  %s\n", "what", "ours", "spread", "peer", "spread", "ratio",
-              "peer is");
+  std::printf("%-34s %12s %8s %7s %12s %8s %7s  %s\n", "what", "ours", "spread", "samples", "peer", "spread",
+              "ratio", "peer is");
   for (const Outcome& outcome : outcomes) {
-    std::printf("%-34s %10.4g %s %7.1f%%", outcome.name.c_str(), outcome.ours.Median(), outcome.unit.c_str(),
-                100 * outcome.ours.Spread());
+    std::printf("%-34s %10.4g %s %7.1f%% %7zu", outcome.name.c_str(), outcome.ours.Median(),
+                outcome.unit.c_str(), 100 * outcome.ours.Spread(), outcome.ours.samples.size());
     if (outcome.peer.empty()) {
       std::printf("\n");
       continue;

@@ -44,6 +44,9 @@ struct Series {
   std::vector<double> samples;
   double Median() const;
   double Spread() const;  // median absolute deviation over the median
+  // The smallest sample that at least this part of them does not exceed (nearest rank): the 99th of 100 is
+  // their p99. Fewer than 100 have no p99 beside their maximum, which is 1 here.
+  double Quantile(double part) const;
 };
 
 // Whether what is measured, one difference a seed, is at most `goal`. Undecided: some difference is further

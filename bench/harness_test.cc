@@ -16,6 +16,20 @@ TEST(Series, MedianAndSpreadIgnoreOneOutlier) {
   EXPECT_DOUBLE_EQ(Series{}.Median(), 0);
 }
 
+TEST(Series, AQuantileIsTheNearestRank) {
+  Series hundred;
+  for (int i = 100; i > 0; --i) hundred.samples.push_back(i);
+  EXPECT_DOUBLE_EQ(hundred.Quantile(0.99), 99);  // not the maximum
+  EXPECT_DOUBLE_EQ(hundred.Quantile(0.9), 90);
+  EXPECT_DOUBLE_EQ(hundred.Quantile(0.07), 7);
+  EXPECT_DOUBLE_EQ(hundred.Quantile(1), 100);
+  EXPECT_DOUBLE_EQ(hundred.Quantile(0), 1);
+  const Series few{{3, 1, 2}};
+  EXPECT_DOUBLE_EQ(few.Quantile(0.9), 3);
+  EXPECT_DOUBLE_EQ(few.Quantile(0.5), 2);
+  EXPECT_DOUBLE_EQ(Series{}.Quantile(0.5), 0);
+}
+
 TEST(Judge, ASpreadBeyondTheDistanceToTheGoalDecidesNothing) {
   EXPECT_EQ(Judge({{0.2, 0.1, 0.4}}, 1), Verdict::kReached);
   EXPECT_EQ(Judge({{1.6, 1.5, 1.9}}, 1), Verdict::kNotReached);

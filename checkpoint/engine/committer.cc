@@ -138,6 +138,7 @@ uint64_t Committer::DataBytesMax() const {
 absl::Status Committer::Save(const SaveId& id, absl::string_view data, const std::vector<HashBytes>& hashes,
                              StopFlag* stop, absl::FunctionRef<void()> committed) {
   GT_CHECK(data.size() == plan_.data_bytes);
+  TakeFailedAway(id);
   Run run{.id = id, .data = data, .hashes = hashes, .stop = stop, .committed = committed};
   Apply(&run, save::SnapshotTaken{id.step});
   while (!run.result) {
@@ -151,12 +152,39 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, const std
     run.effects.pop_front();
     Do(&run, effect);
   }
-  if (!run.result->ok()) retention_.ListNextTime();
+  if (!run.result->ok()) {
+    retention_.ListNextTime();
+    failed_.push_back(id);
+    if (failed_.size() > kFailedMax) failed_.erase(failed_.begin());
+  }
   if (run.result->ok() && config_.rank == 0) verified_ = run.oldest_verified;
   if (run.result->ok() && !shard_is_written_ && !config_.verified) read_back_.Begin(id, run.file);
   unstored_.reset();
   near_.End(run.result->ok() ? std::optional(id) : std::nullopt);
   return *run.result;
+}
+
+// On a full disk no commit would come whose retention removes what failed saves have written. Behind an abort
+// marker nobody ever commits an attempt, so what this rank put there is of no use; the others look after
+// theirs. By now they have seen the marker, and look at no file any more.
+void Committer::TakeFailedAway(const SaveId& next) {
+  std::erase_if(failed_, [&](const SaveId& id) {
+    if (id == next) return false;
+    const auto read = ReadManifest(store_, id);
+    if (!read.ok()) return false;                                  // asked again, before the next save
+    if (!std::holds_alternative<AbortMarker>(*read)) return true;  // it was committed after all
+    std::vector<std::string> keys = {AttemptKey(id, ShardName(config_.rank, config_.world_size)),
+                                     AttemptKey(id, IndexName(config_.rank, config_.world_size))};
+    if (config_.rank % kPartRanks == 0)
+      keys.push_back(AttemptKey(id, PartName(PartOf(config_.rank), PartCount(config_.world_size))));
+    absl::Status gone = store_->DeleteAll(keys);
+    if (gone.ok()) gone = store_->DropEmptyFolder(AttemptName(id));
+    if (!gone.ok()) {
+      LogWarning("checkpoint: what the failed save of step ", id.step,
+                 " left stays for now: ", gone.message());
+    }
+    return gone.ok();
+  });
 }
 
 void Committer::Pause(Run* run, Instant deadline) {

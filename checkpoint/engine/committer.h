@@ -127,6 +127,7 @@ class Committer {
     PartRef ref;
     std::string verified;
   };
+  void TakeFailedAway(const SaveId& next);
   // Waits until `deadline` or a stop; tells the core about the stop once.
   void Pause(Run* run, Instant deadline);
   void Do(Run* run, const ckpt::save::Effect& effect);
@@ -168,6 +169,8 @@ class Committer {
   std::optional<std::pair<std::string, std::string>>
       unstored_;  // key and text of an index that is posted only
   std::optional<SaveId> verified_;
+  static constexpr size_t kFailedMax = 8;
+  std::vector<SaveId> failed_;  // whose files may still be there, the newest
   Retention retention_;
   NearSaves near_;
   ReadBack read_back_;

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <barrier>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -99,6 +101,47 @@ TEST_F(EngineTest, WhatSomebodyElseLeftGoesWithinTwentyCommits) {
     }
   });
   EXPECT_THAT(*memory.ListFolders(), SizeIs(3));  // manifests, owners and the last
+}
+
+// On a full disk no commit removes it.
+TEST_F(EngineTest, WhatAFailedSaveLeftGoesWithTheNextSave) {
+  MemoryStore memory;
+  std::atomic<bool> full = false;
+  std::barrier together(3);
+  const StoreFactory factory = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    FaultPlan plan{[&](uint64_t, absl::string_view call) {
+      const bool shard = absl::StartsWith(call, "PutIfAbsent") && absl::EndsWith(call, ShardName(1, 3));
+      return full && shard ? Fault::kBefore : Fault::kNone;
+    }};
+    plan.error = absl::ResourceExhaustedError("No space left on device");
+    return std::make_unique<FaultyStore>(&memory, std::move(plan));
+  };
+  const FakeJob job{.world_size = 3};
+  const auto steps_with_files = [&] {
+    std::vector<int64_t> steps;
+    const std::vector<std::string> folders = *memory.ListFolders();
+    for (const std::string& folder : folders) {
+      if (const auto id = ParseAttemptName(folder)) steps.push_back(id->step);
+    }
+    return steps;
+  };
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, "x", 2, factory);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    for (int64_t step = 1; step <= 8; ++step) {
+      const bool fails = step >= 3 && step <= 6;
+      together.arrive_and_wait();
+      full = fails;
+      ASSERT_TRUE(rank->checkpointer->Save(step).ok());
+      EXPECT_EQ(rank->checkpointer->Wait(kLong).ok(), !fails) << step;
+      together.arrive_and_wait();
+      if (session->rank() == 0 && fails) {
+        EXPECT_THAT(steps_with_files(), ElementsAre(1, 2, step));
+      }
+    }
+  });
+  EXPECT_THAT(steps_with_files(), ElementsAre(7, 8));
+  EXPECT_THAT(*ListManifests(&memory), SizeIs(2)) << "markers stay as long as an older checkpoint";
 }
 
 TEST_F(EngineTest, NonFiniteStateIsMarkedAndTheLastFiniteOneStays_C14) {

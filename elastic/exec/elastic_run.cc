@@ -15,9 +15,8 @@
 #include "base/status_macros.h"
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
+#include "elastic/exec/greet.h"
 #include "elastic/exec/hand_over.h"
-#include "elastic/exec/machine.h"
-#include "elastic/plan/greeting.h"
 #include "sharding/ledger/audit.h"
 
 namespace gtrain::elastic {
@@ -91,37 +90,6 @@ bool PauseForOthers(Session& session) {
   return false;
 }
 
-// What the members of a generation have told each other.
-struct Greeted {
-  std::vector<MemberState> members;  // index = rank, as below
-  std::vector<int> machines;
-  std::vector<BatchShare> computed;
-  Greeting::Save newest;  // as if one had just begun where nobody knows of one
-  int64_t carriers = 0;
-  bool stop = false;
-};
-
-absl::StatusOr<Greeted> Greet(Communicator& comm, Greeting own) {
-  own.machine = comm.machine();
-  const GreetingWords mine = WriteGreeting(own);
-  std::vector<GreetingWords> words(static_cast<size_t>(comm.size()));
-  GT_RETURN_IF_ERROR(comm.AllGather(mine.data(), words.data(), mine.size(), DType::kInt64));
-  Greeted all;
-  std::optional<Greeting::Save> newest;
-  for (const GreetingWords& of_rank : words) {
-    const Greeting member = ReadGreeting(of_rank);
-    all.members.push_back(member.state);
-    all.machines.push_back(member.machine);
-    all.computed.push_back(member.computed);
-    all.stop = all.stop || member.stop;
-    all.carriers += member.carries_over ? 1 : 0;
-    if (member.save && (!newest || member.save->milliseconds_ago < newest->milliseconds_ago))
-      newest = member.save;
-  }
-  if (newest) all.newest = *newest;
-  return all;
-}
-
 // Of the state after `step`, to the ranks that keep them.
 absl::Status StartCopies(StepCopies* copies, StreamsBeside& beside, int64_t step) {
   if (copies == nullptr) return absl::OkStatus();
@@ -131,7 +99,10 @@ absl::Status StartCopies(StepCopies* copies, StreamsBeside& beside, int64_t step
 }  // namespace
 
 ElasticRun::ElasticRun(std::shared_ptr<Session> session, ElasticOptions options)
-    : session_(std::move(session)), options_(std::move(options)) {}
+    : session_(std::move(session)), options_(std::move(options)) {
+  likeness_.SetSamples(options_.name, options_.samples);
+  if (options_.virtual_ranks > 0) likeness_.SetMachine(options_.machine);
+}
 
 ElasticRun::~ElasticRun() = default;
 
@@ -161,6 +132,7 @@ absl::Status ElasticRun::Register(State state) {
     if (other.name == state.name)
       return absl::InvalidArgumentError(absl::StrCat("there is a state named ", state.name, " already"));
   }
+  likeness_.AddState(state.name, state.dtype, state.shape, state.sharded ? &state.sharding : nullptr);
   states_.push_back(std::move(state));
   return absl::OkStatus();
 }
@@ -174,6 +146,7 @@ absl::StatusOr<LocalBox> ElasticRun::LocalPart(const Session& session, const std
 absl::Status ElasticRun::AddGradient(float* data, size_t count, std::vector<int64_t> shape) {
   if (applied_ >= 0 || Armed())
     return absl::FailedPreconditionError("gradients are registered before the first step");
+  likeness_.AddGradient(count);
   gradients_.push_back({data, count, std::move(shape)});
   return absl::OkStatus();
 }
@@ -237,7 +210,10 @@ absl::Status ElasticRun::Form() {
 absl::Status ElasticRun::Meet() {
   GT_RETURN_IF_ERROR(CheckPlace());
   // Whether to stop was agreed upon in a step that not all may have ended.
-  Greeting own{.state = {applied_, held_, as_made_}, .stop = stop_, .carries_over = carries_};
+  Greeting own{.state = {applied_, held_, as_made_},
+               .stop = stop_,
+               .carries_over = carries_,
+               .likeness = likeness_.hashes()};
   own.state.line = line_;
   if (step_copies_ != nullptr) {
     own.state.undo = step_copies_->undo_step();
@@ -264,8 +240,7 @@ absl::Status ElasticRun::Meet() {
   is_computed_ = agreement_.step >= 0 && !stop_ && IsComputed(agreement_, all.computed);
   beside_ = std::make_unique<StreamsBeside>(comm_);
   GetParts().BeginGeneration();
-  if (options_.virtual_ranks > 0)
-    GT_RETURN_IF_ERROR(CheckMachines(*comm_, options_.machine, std::max(agreement_.source(), 0)));
+  GT_RETURN_IF_ERROR(CheckLikeness(likeness_, *comm_, all, agreement_, cells_));
   return ConnectAxes();
 }
 

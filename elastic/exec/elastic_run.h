@@ -7,12 +7,12 @@
 //
 // What is computed are the samples of the step, or one part after the other (NextPart): elastic/exec/parts.h.
 // With `virtual_ranks` only parts are, and gradients are added along a tree (elastic/exec/tree_sum.h has what
-// that costs); the ranks of a generation then compare their machines, an all-gather of 16 bytes.
+// that costs).
 //
 // One thread. Begin, Reduce and Applied (where a save may be due) block: for the other ranks of a generation,
 // and for the next generation when one is lost. A step costs an all-reduce for each 4 MiB of gradients (or
 // a larger one), one of 40 bytes, and what Checkpointer::SaveIfDue does. A new generation of n ranks costs a
-// communicator, an all-gather of 128 bytes a rank, in which they meet for the first time, and, where a rank
+// communicator, an all-gather of 152 bytes a rank, in which they meet for the first time, and, where a rank
 // is new, its state: each rank that has it sends its share of it once (elastic/plan/hand_over.h), while it
 // computes its first step, and waits in the reduction of that step for those that are new, as these do for
 // each other: several new ones split off a communicator and hand on what each of them got. Every piece is
@@ -43,6 +43,7 @@
 #include "comm/port/communicator.h"
 #include "comm/reducer/reducer.h"
 #include "elastic/exec/checkpoints.h"
+#include "elastic/exec/likeness.h"
 #include "elastic/exec/parts.h"
 #include "elastic/exec/state_streams.h"
 #include "elastic/exec/step_copies.h"
@@ -232,6 +233,7 @@ class ElasticRun {
   ElasticOptions options_;
   std::vector<State> states_;
   std::vector<Gradient> gradients_;
+  Likeness likeness_;
   std::unique_ptr<Parts> parts_;  // null before the first Begin
 
   std::shared_ptr<Communicator> comm_;    // of the generation; null: it is over, or there was none yet

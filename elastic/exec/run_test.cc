@@ -69,6 +69,11 @@ class Job {
   int virtual_ranks = 0;                  // above 0 the program takes parts
   std::map<int, std::vector<int>> after;  // the generation that begins when this process has ended
   std::function<std::string(int process)> machine = [](int) { return "a machine"; };
+  std::function<int64_t(int process)> batch = [](int) { return kBatch; };
+  // Registers what a process has beside `w` and two gradients.
+  std::function<absl::Status(ElasticRun& run, int process)> more = [](ElasticRun&, int) {
+    return absl::OkStatus();
+  };
   // Called by every process before the first gradient of a step, and behind its update.
   using Look = std::function<void(ElasticRun& run, int process, const StepPlace& step)>;
   Look before_step = [](ElasticRun&, int, const StepPlace&) {};
@@ -124,7 +129,8 @@ class Job {
 
   absl::Status Train(int process, size_t after, Outcome* outcome) {
     auto session = std::make_shared<ThreadSession>(&job_, process, after);
-    sharding::SampleOptions samples{.samples = steps_ * kBatch, .global_batch = kBatch, .shuffle = false};
+    sharding::SampleOptions samples{
+        .samples = steps_ * kBatch, .global_batch = batch(process), .shuffle = false};
     ElasticRun run(session, {.samples = samples,
                              .checkpoints = checkpoints_,
                              .reducer = {.bucket_bytes = kCount * sizeof(float), .compression = compression},
@@ -138,6 +144,7 @@ class Job {
     GT_RETURN_IF_ERROR(run.AddState("w", weights.data(), kCount, DType::kFloat32));
     GT_RETURN_IF_ERROR(run.AddGradient(odd.data(), kCount));
     GT_RETURN_IF_ERROR(run.AddGradient(even.data(), kCount));
+    GT_RETURN_IF_ERROR(more(run, process));
     std::atomic<int64_t> now{0};  // hooks are called by the thread that opens checkpoints, too
     const auto lose = [&](At losses, At sum) {
       return [&, losses, sum](size_t count, DType dtype) -> absl::Status {
@@ -648,6 +655,44 @@ TEST_F(ElasticRunTest, ABitwiseJobTakesNoMachineOfAnotherKind) {
                                                 "on, has an old one"));
   outcomes.pop_back();
   ExpectBits(outcomes, Alone(6));
+}
+
+// One that comes new with another batch divided the same sum by another number, with state of the same size
+// in another order had it in the wrong places, and with more state waited for it for ever: nobody was told.
+TEST_F(ElasticRunTest, ANewRankOfAnotherProgramEndsAlone) {
+  std::array<float, 4> memory{};  // of process 4 alone
+  const auto state = [&](const char* name, size_t count) {
+    return [&memory, name, count](ElasticRun& run, int process) {
+      return process == 4 ? run.AddState(name, memory.data(), count, DType::kFloat32) : absl::OkStatus();
+    };
+  };
+  const auto gradient = [&](ElasticRun& run, int process) {
+    return process == 4 ? run.AddGradient(memory.data(), 4) : absl::OkStatus();
+  };
+  struct Case {
+    const char* says;
+    std::function<int64_t(int)> batch;
+    std::function<absl::Status(ElasticRun&, int)> more;
+  };
+  const auto usual = [](int) { return kBatch; };
+  const auto larger = [](int process) { return process == 4 ? 2 * kBatch : kBatch; };
+  const auto nothing = [](ElasticRun&, int) { return absl::OkStatus(); };
+  for (const Case& one : {Case{"in batches of ", larger, nothing},
+                          Case{"state 'momentum' of F32[4] instead of and more", usual, state("momentum", 4)},
+                          Case{"gradient 2 of 4 elements instead of and more", usual, gradient}}) {
+    SCOPED_TRACE(one.says);
+    Job job(6, 6, {{3, At::kApplied, 1, {4, 1, 0}, false}});
+    job.batch = one.batch;
+    job.more = one.more;
+    job.after[4] = {0, 1};
+    std::vector<Outcome> outcomes = job.Run(5, 4);
+    EXPECT_TRUE(absl::IsFailedPrecondition(outcomes[4].status)) << outcomes[4].status;
+    EXPECT_THAT(outcomes[4].status.message(),
+                testing::AllOf(testing::HasSubstr("rank 0 trains something else than rank 1"),
+                               testing::HasSubstr(one.says)));
+    outcomes.pop_back();
+    ExpectAllTrained(outcomes, 6, 6, 1e-4);
+  }
 }
 
 // What a rank holds back goes with it from generation to generation, whole and once; one that comes new has

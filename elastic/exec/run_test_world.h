@@ -183,4 +183,23 @@ class ThreadSession final : public Session {
   ThreadJob::Place place_ ABSL_GUARDED_BY(mu_);
 };
 
+// Calls `rank` on a thread for each of them, with its communicator.
+template <typename Rank>
+void ForRanks(int ranks, Rank rank) {
+  ThreadJob job;
+  std::vector<int> processes;
+  for (int process = 0; process < ranks; ++process) processes.push_back(process);
+  job.Begin(processes);
+  std::vector<std::thread> threads;
+  for (const int process : processes) {
+    threads.emplace_back([&, process] {
+      ThreadSession session(&job, process, 0);
+      const auto comm = session.MakeCommunicator({});
+      ASSERT_TRUE(comm.ok()) << comm.status();
+      rank(**comm);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 }  // namespace gtrain::elastic

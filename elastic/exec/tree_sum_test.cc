@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <thread>
 
 #include "base/rng.h"
 #include "elastic/exec/machine.h"
@@ -50,25 +49,6 @@ Gradients Root(int leaves) {
   return root;
 }
 
-// Calls `rank` on a thread for each of them, with its communicator.
-template <typename Rank>
-void ForRanks(int ranks, Rank rank) {
-  ThreadJob job;
-  std::vector<int> processes;
-  for (int process = 0; process < ranks; ++process) processes.push_back(process);
-  job.Begin(processes);
-  std::vector<std::thread> threads;
-  for (const int process : processes) {
-    threads.emplace_back([&, process] {
-      ThreadSession session(&job, process, 0);
-      const auto comm = session.MakeCommunicator({});
-      ASSERT_TRUE(comm.ok()) << comm.status();
-      rank(**comm);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 TEST(TreeSumTest, AddsAsTheTreeSays) {
   for (const int leaves : {1, 3, 6}) {
     const Gradients wanted = Root(leaves);
@@ -111,22 +91,6 @@ TEST(TreeSumTest, SaysWhatItCosts) {
     EXPECT_THAT(sum.cost(),
                 testing::MatchesRegex("bitwise, a tree of 3 virtual ranks over 3 ranks: [0-9.e+-]+ ms a "
                                       "step, an all-reduce takes [0-9.e+-]+ ms"));
-  });
-}
-
-TEST(MachineTest, EqualMachinesPass) {
-  ForRanks(3, [&](Communicator& comm) { EXPECT_TRUE(CheckMachines(comm, "one kind", 1).ok()); });
-}
-
-TEST(MachineTest, TheErrorNamesRanksAndMachines) {
-  ForRanks(5, [&](Communicator& comm) {
-    const bool odd = comm.rank() == 0 || comm.rank() == 3;
-    const absl::Status status = CheckMachines(comm, odd ? "another; OMP_NUM_THREADS=2" : "one kind", 2);
-    EXPECT_EQ(status.code(), odd ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable);
-    EXPECT_THAT(
-        status.message(),
-        testing::HasSubstr("ranks 0, 3 have another; OMP_NUM_THREADS=2 (rank 0); rank 2, with whose bits "
-                           "training goes on, has one kind."));
   });
 }
 

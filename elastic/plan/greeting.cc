@@ -21,7 +21,10 @@ GreetingWords WriteGreeting(const Greeting& g) {
           g.save ? g.save->milliseconds_ago : -1,
           g.machine,
           g.stop ? 1 : 0,
-          g.carries_over ? 1 : 0};
+          g.carries_over ? 1 : 0,
+          static_cast<int64_t>(g.likeness.program),
+          static_cast<int64_t>(g.likeness.gradients),
+          static_cast<int64_t>(g.likeness.machine)};
 }
 
 Greeting ReadGreeting(const GreetingWords& w) {
@@ -33,6 +36,7 @@ Greeting ReadGreeting(const GreetingWords& w) {
   g.machine = static_cast<int>(w[13]);
   g.stop = w[14] != 0;
   g.carries_over = w[15] != 0;
+  g.likeness = {static_cast<uint64_t>(w[16]), static_cast<uint64_t>(w[17]), static_cast<uint64_t>(w[18])};
   return g;
 }
 

@@ -13,6 +13,7 @@ TEST(Greeting, IsReadAsItWasWritten) {
   g.computed = {2, 4};
   g.save = Greeting::Save{5, 1234};
   g.machine = 9;
+  g.likeness = {uint64_t{1} << 63, 11, 12};
   g.stop = true;
   EXPECT_EQ(ReadGreeting(WriteGreeting(g)), g);
   g.stop = false;

@@ -195,7 +195,73 @@ class LeftJobs(CliTest):
         self.assertIn('train: no contradiction so far; no epoch of 60 samples is known to be over\n', self.run_gtrain('data', 'audit', run_dir, expect=0).out)
         shutil.rmtree(run_dir)
         run_dir = self.left(1, [said(0, 0), said(2, 12)])
-        self.assertIn('train: exact so far; 12 of the first epoch of 60 samples, each trained once\n', self.run_gtrain('data', 'audit', run_dir, expect=0).out)
+        self.assertIn('train: exact so far; 12 of the first epoch of 60 samples, each given out once\n', self.run_gtrain('data', 'audit', run_dir, expect=0).out)
+
+    @staticmethod
+    def event(sequence, step=None, last=None):
+        """As the head writes it: a record of samples at `step`, or an end at which `last` steps were reported."""
+        event = dict(sequence=sequence, time=f'2026-11-27T10:{sequence // 60:02}:{sequence % 60:02}.000Z', generation=1, kind='note', text='h: nothing')
+        if step is not None:
+            event.update(kind='samples', text=f'rank 0 on h: train: step {step}, epoch {step // 10} of 3, sample {step % 10 * 6} of 60, batches of 6, '
+                                              'seed 1, shuffled, short last batch, 1 rank, saved with the state')
+        if last is not None:
+            event.update(kind='state', text='SUCCEEDED', goodput=dict(wanted=1, seconds=dict(step=last), steps=dict(first=1, last=last, applied=last)))
+        return event
+
+    def left_with_file(self, events, newest):
+        """A run directory with all events in a file and the newest in the result, which the test may change before it is written."""
+        run_dir = self.left(1, newest)
+        with open(os.path.join(run_dir, 'events.jsonl'), 'w') as out:
+            out.writelines(json.dumps(event) + '\n' for event in events)
+        return run_dir
+
+    def test_an_audit_reads_the_events_beside_the_result(self):
+        """Also where the run directory was moved, or copied, and the first is another's by now."""
+        events = [self.event(1, step=0), *(self.event(n) for n in range(2, 300)), self.event(300, step=30), self.event(301, last=30)]
+        run_dir = self.left_with_file(events, events[-200:])
+        moved = os.path.join(self.dir, 'elsewhere')
+        shutil.copytree(run_dir, moved)
+        exact = 'train: exact; 3 epochs of 60 samples, each given out once, and that is all of them\n'
+        self.assertIn(exact, self.run_gtrain('data', 'audit', run_dir, expect=0).out)
+        with open(os.path.join(run_dir, 'events.jsonl'), 'w') as out:
+            out.write(json.dumps(self.event(1, step=3)) + '\n')
+        for word in (moved, moved + '/', './elsewhere'):
+            self.assertIn(exact, self.run_gtrain('data', 'audit', word, expect=0).out)
+        shutil.rmtree(run_dir)
+        self.assertIn(exact, self.run_gtrain('data', 'audit', moved, expect=0).out)
+        whole = json.loads(self.run_gtrain('why', '--json', moved, expect=0).out)
+        self.assertEqual([event['sequence'] for event in whole['events']], list(range(1, 302)))
+        self.assertEqual(whole['run_dir'], moved)
+        self.assertIn(f'logs: {moved}/logs', self.run_gtrain('status', moved, expect=0).out)
+        shutil.move(moved, os.path.join(self.dir, 'gtrain-runs', 'train-1-xyz'))
+        self.assertIn(exact, self.run_gtrain('data', 'audit', 'train-1', expect=0).out, 'found by its id')
+
+    def test_an_audit_of_files_that_contradict_each_other_proves_nothing(self):
+        events = [self.event(1, step=0), self.event(2), self.event(3, step=30), self.event(4, last=30)]
+        for changed, said in (([events[0], events[1], self.event(3, step=29), events[3]], 'event 3 is "rank 0 on h: train: step 29, '),
+                              ([events[0], events[2], events[3]], 'event 2 is missing, and in '),
+                              ([*events[:3], dict(events[3], generation=2)], 'event 4 is "SUCCEEDED", and in ')):
+            run_dir = self.left_with_file(events, changed)
+            done = self.run_gtrain('data', 'audit', run_dir, expect=1)
+            self.assertIn('train: NOT exact\n  ' + said, done.out)
+            self.assertIn('was changed after the head wrote it, so nothing is proven', done.out)
+            document = json.loads(self.run_gtrain('data', 'audit', '--json', run_dir, expect=1).out)
+            self.assertEqual((document['exact'], document['data'][0]['exact']), (False, False))
+            shutil.rmtree(run_dir)
+
+    def test_an_audit_compares_records_with_the_steps_that_were_reported(self):
+        def audited(step, last, expect):
+            events = [self.event(1, step=0), self.event(2, step=step), self.event(3, last=last)]
+            run_dir = self.left_with_file(events, events)
+            done = self.run_gtrain('data', 'audit', run_dir, expect=expect)
+            shutil.rmtree(run_dir)
+            return done.out
+        self.assertIn('  ranks reported all these steps to the head, too\n', audited(30, 30, 0))
+        self.assertIn('  ranks reported these steps to the head, too, but for 2 steps at the end of 1 range: that they were trained only these '
+                      'records say\n', audited(30, 28, 0))
+        self.assertIn('train: NOT exact\n  generation 1 was done at step 30, epoch 3, sample 0: before that its job had reported step 9 at most',
+                      audited(30, 9, 1))
+        self.assertIn('how far each generation trained only these records say', audited(30, None, 0))
 
 
 class Usage(CliTest):

@@ -6,11 +6,11 @@
 #include "base/status_macros.h"
 #include "job/spec/values.h"
 #include "launcher/cli/context.h"
+#include "launcher/cli/data_records.h"
 #include "launcher/cli/job_events.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "runtime/core/values/rank_notes.h"
 #include "sharding/ledger/audit.h"
 
 namespace gtrain::cli {
@@ -18,27 +18,7 @@ namespace {
 
 using nlohmann::json;
 using sharding::KeptRange;
-using sharding::SaidRecord;
 using sharding::SampleAudit;
-
-// The records among the events, each behind "rank 0 on HOST: ".
-absl::StatusOr<std::vector<SaidRecord>> RecordsIn(const json& why) {
-  std::vector<SaidRecord> said;
-  const auto events = why.find("events");
-  if (events == why.end() || !events->is_array()) return said;
-  for (const json& event : *events) {
-    if (TextOf(event, "kind") != core::kSamplesNote) continue;
-    const std::string text = TextOf(event, "text");
-    const size_t begin = text.find(": ");
-    if (begin == std::string::npos) continue;
-    GT_ASSIGN_OR_RETURN(sharding::SampleRecord record,
-                        sharding::ParseSampleRecord(absl::string_view(text).substr(begin + 2)));
-    const auto generation = event.find("generation");
-    const bool known = generation != event.end() && generation->is_number_unsigned();
-    said.push_back({known ? generation->get<uint64_t>() : 0, std::move(record)});
-  }
-  return said;
-}
 
 std::string CountOf(int64_t count, absl::string_view what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
@@ -49,12 +29,37 @@ std::string ReachedText(const SampleAudit& audit, int64_t samples) {
   const sharding::SampleCursor& reached = audit.reached;
   const std::string of = CountOf(samples, "sample");
   if (reached.epoch > 0) {
-    return absl::StrCat("exact; ", CountOf(reached.epoch, "epoch"), " of ", of, ", each trained once",
+    return absl::StrCat("exact; ", CountOf(reached.epoch, "epoch"), " of ", of, ", each given out once",
                         audit.finished ? ", and that is all of them" : "");
   }
   if (reached.offset == 0)
     return absl::StrCat("no contradiction so far; no epoch of ", of, " is known to be over");
-  return absl::StrCat("exact so far; ", reached.offset, " of the first epoch of ", of, ", each trained once");
+  return absl::StrCat("exact so far; ", reached.offset, " of the first epoch of ", of,
+                      ", each given out once");
+}
+
+// That a generation trained its range to the end says the record of the next one; what ranks reported to the
+// head says it, too, but for the last steps before an end.
+std::string ReportsText(const SampleAudit& audit) {
+  if (audit.kept.size() < 2) return "";
+  int64_t steps = 0, ranges = 0;
+  bool known = true;
+  for (const KeptRange& kept : audit.kept) {
+    if (&kept == &audit.kept.back()) break;
+    const std::optional<int64_t> unreported = sharding::UnreportedSteps(kept);
+    known = known && unreported;
+    steps += unreported.value_or(0);
+    ranges += unreported.value_or(0) > 0 ? 1 : 0;
+  }
+  if (!known) {
+    return "  how far each generation trained only these records say: of some the head knows no steps that "
+           "ranks "
+           "reported\n";
+  }
+  if (steps == 0) return "  ranks reported all these steps to the head, too\n";
+  return absl::StrCat("  ranks reported these steps to the head, too, but for ", CountOf(steps, "step"),
+                      " at the end of ", CountOf(ranges, "range"), ": that ",
+                      steps == 1 ? "it was" : "they were", " trained only these records say\n");
 }
 
 std::string PrintAudit(const SampleAudit& audit, bool job_over) {
@@ -78,7 +83,7 @@ std::string PrintAudit(const SampleAudit& audit, bool job_over) {
                       job_over ? "it ended before its data did" : "it has not said that it is done", "\n");
     }
   }
-  return out;
+  return out + ReportsText(audit);
 }
 
 json CursorJson(const sharding::SampleCursor& cursor) {
@@ -95,7 +100,8 @@ json AuditJson(const SampleAudit& audit) {
                     {"global_batch", range.options.global_batch},
                     {"seed", range.options.seed},
                     {"from", CursorJson(range.from)},
-                    {"to", CursorJson(range.to)}});
+                    {"to", CursorJson(range.to)},
+                    {"reported", range.reported ? json(*range.reported) : json(nullptr)}});
   }
   return {{"name", audit.name},         {"exact", audit.problems.empty()},
           {"finished", audit.finished}, {"reached", CursorJson(audit.reached)},
@@ -106,10 +112,12 @@ absl::StatusOr<int> Audit(const Args& args) {
   constexpr size_t kEventsBytesMax = 64 << 20;
   if (args.words[0] != "audit")
     return absl::InvalidArgumentError(absl::StrCat("data ", spec::Shown(args.words[0]), ": it is audit"));
-  GT_ASSIGN_OR_RETURN(const std::string answer,
-                      WhyWithEvents(args, args.words.size() > 1 ? args.words[1] : "", kEventsBytesMax));
+  std::vector<std::string> differences;
+  GT_ASSIGN_OR_RETURN(
+      const std::string answer,
+      WhyWithEvents(args, args.words.size() > 1 ? args.words[1] : "", kEventsBytesMax, &differences));
   const json why = json::parse(answer, nullptr, /*allow_exceptions=*/false);
-  GT_ASSIGN_OR_RETURN(const std::vector<SaidRecord> said, RecordsIn(why));
+  GT_ASSIGN_OR_RETURN(const std::vector<sharding::SaidRecord> said, RecordsIn(answer));
   const std::string id = TextOf(why, "id");
   if (said.empty()) {
     return absl::NotFoundError(
@@ -117,11 +125,12 @@ absl::StatusOr<int> Audit(const Args& args) {
                      " has said nothing of its data: its program uses no sample ledger "
                      "(gtrain/samples.h, gtrain.Samples), or its ranks have not begun to train"));
   }
-  const std::vector<SampleAudit> audits = sharding::AuditSamples(said);
+  std::vector<SampleAudit> audits = sharding::AuditSamples(said);
   bool exact = true;
   json documents = json::array();
   std::string text;
-  for (const SampleAudit& audit : audits) {
+  for (SampleAudit& audit : audits) {
+    audit.problems.insert(audit.problems.begin(), differences.begin(), differences.end());
     exact = exact && audit.problems.empty();
     documents.push_back(AuditJson(audit));
     text += PrintAudit(audit, IsOver(TextOf(why, "state")));
@@ -142,15 +151,15 @@ int RunData(const Args& args) {
 Verb DataVerb() {
   Verb verb;
   verb.name = "data";
-  verb.summary = "Prove from a job's records that each sample was trained once";
+  verb.summary = "Prove from a job's records that each sample was given out once";
   verb.usage = "audit [JOB]";
   verb.details =
       "Of programs that take their samples from gtrain's ledger: each generation says where in its data it "
       "begins,\n"
       "and the end says so, too. audit follows these records over crashes, other numbers of ranks and older\n"
-      "checkpoints. It exits with 1 where that is not proven: a sample was trained twice or never, or "
-      "nothing "
-      "says, and why.\n\n"
+      "checkpoints. It exits with 1 where that is not proven: a sample was given out twice or never, or "
+      "nothing\n"
+      "says, and why. What a program did with the samples that it was given nobody sees.\n\n"
       "  gtrain data audit fashion-mnist-1\n"
       "  gtrain data audit gtrain-runs/fashion-mnist-1-5c3e90ab";
   verb.flags = {ContextFlag(), {"json", '\0', "", "the ranges that were kept, and what is wrong, as JSON"}};

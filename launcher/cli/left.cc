@@ -51,13 +51,17 @@ absl::StatusOr<json> ReadIndex(const Args& args) {
   return index;
 }
 
-// Ranks may write there, too: what says that its job is not over is no result.
+// Ranks may write there, too: what says that its job is not over is no result. The other files of the run lie
+// beside it, also where somebody has moved or copied the directory since.
 absl::StatusOr<json> ReadResult(const std::string& run_dir) {
   const std::string path = run_dir + "/result.json";
   GT_ASSIGN_OR_RETURN(json result, ReadObject(path, kResultBytesMax));
   if (const std::string state = TextOf(result, "state"); !IsOver(state))
     return absl::DataLossError(
         absl::StrCat(path, " is damaged: it calls its job ", state.empty() ? "nothing" : state));
+  std::error_code error;
+  const std::filesystem::path here = std::filesystem::absolute(run_dir, error) / "";
+  if (!error) result["run_dir"] = here.lexically_normal().parent_path().native();
   return result;
 }
 

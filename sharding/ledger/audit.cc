@@ -65,11 +65,12 @@ class Auditor {
  public:
   explicit Auditor(std::string name) { audit_.name = std::move(name); }
 
-  void Add(uint64_t generation, const SampleRecord& record) {
+  void Add(const SaidRecord& said) {
+    const auto& [generation, record, reported, then] = said;
     const SampleCursor& at = record.cursor;
     if (audit_.kept.empty()) {
-      if (at != SampleCursor()) Problem(generation, at, kNothingBefore);
-    } else if (!GoesOn(generation, record)) {
+      if (at != SampleCursor()) Problem(said, kNothingBefore);
+    } else if (!GoesOn(said)) {
       return;
     }
     audit_.kept.push_back({generation, record.ranks, record.options, at, at});
@@ -80,46 +81,71 @@ class Auditor {
   SampleAudit Take() && { return std::move(audit_); }
 
  private:
-  void Problem(uint64_t generation, const SampleCursor& at, const std::string& what) {
-    audit_.problems.push_back(absl::StrCat("generation ", generation, " began at ", Place(at), ": ", what));
+  void Problem(const SaidRecord& said, const std::string& what) {
+    const bool done = AtEnd(said.record.options, said.record.cursor);
+    audit_.problems.push_back(absl::StrCat("generation ", said.generation,
+                                           done ? " was done at " : " began at ", Place(said.record.cursor),
+                                           ": ", what));
   }
 
   // False: it leads nowhere, and the records after it are compared with those before it.
-  bool GoesOn(uint64_t generation, const SampleRecord& record) {
+  bool GoesOn(const SaidRecord& said) {
+    const auto& [generation, record, reported, then] = said;
     const SampleCursor& at = record.cursor;
     auto& kept = audit_.kept;
     if (!record.saved && generation != kept.back().generation) {
-      Problem(generation, at,
+      Problem(said,
               "its program does not save where it is in its data, so nothing says what earlier generations "
               "trained of it. Add the samples to the checkpointer");
       return false;
     }
     while (!kept.empty() && kept.back().from.step > at.step) kept.pop_back();
     if (kept.empty()) {
-      Problem(generation, at, kNothingBefore);
+      Problem(said, kNothingBefore);
       return true;
     }
     KeptRange& before = kept.back();
     if (const absl::Status same = CheckSameData(before.options, record.options); !same.ok()) {
-      Problem(generation, at, std::string(same.message()));
+      Problem(said, std::string(same.message()));
       return false;
     }
     const SampleCursor there = Advance(before.options, before.from, at.step - before.from.step);
     if (NextBatch(record.options, there) != NextBatch(record.options, at)) {
-      Problem(generation, at,
-              absl::StrCat("generation ", before.generation, " would have been at ", Place(there),
-                           " then; what lies between is trained twice or never"));
+      Problem(said, absl::StrCat("generation ", before.generation, " would have been at ", Place(there),
+                                 " then; what lies between is trained twice or never"));
       return false;
     }
+    CheckReports(said);
     before.to = at;
+    // Who took back the end of a range reported later than its own ranks: what those said counts.
+    if (reported && !before.reported) before.reported = reported->own;
     if (before.from.step == at.step) kept.pop_back();
     return true;
+  }
+
+  // A record that is read alone may say anything: who skipped batches would only have to count on.
+  void CheckReports(const SaidRecord& said) {
+    constexpr char kSo[] =
+        ". Batches between were given to nobody, or the record was changed; or the program reports another "
+        "number than this ledger's step, and has to report that for an audit";
+    const int64_t at = said.record.cursor.step;
+    if (said.reported && said.reported->more && at > said.reported->highest + *said.reported->more) {
+      Problem(said, absl::StrCat("before that its job had reported step ", said.reported->highest,
+                                 " at most, and can have made ", *said.reported->more, " more since", kSo));
+    } else if (said.then && *said.then < at - 1) {  // a program may count from 0
+      Problem(said, absl::StrCat("after that it has reported steps, and ", *said.then, " at most", kSo));
+    }
   }
 
   SampleAudit audit_;
 };
 
 }  // namespace
+
+std::optional<int64_t> UnreportedSteps(const KeptRange& range) {
+  if (!range.reported) return std::nullopt;
+  return std::clamp<int64_t>(range.to.step - *range.reported, 0, range.to.step - range.from.step);
+}
 
 absl::Status CheckSampleName(absl::string_view name) {
   const bool fits = !name.empty() && name.size() <= kSampleNameBytesMax &&
@@ -175,7 +201,7 @@ std::vector<SampleAudit> AuditSamples(const std::vector<SaidRecord>& said) {
       names.push_back(one.record.name);
       auditors.emplace_back(one.record.name);
     }
-    auditors[number].Add(one.generation, one.record);
+    auditors[number].Add(one);
   }
   std::vector<SampleAudit> audits;
   for (Auditor& auditor : auditors) audits.push_back(std::move(auditor).Take());

@@ -256,6 +256,32 @@ TEST(Audit, WhatIsTrainedTwiceOrNeverIsNamed) {
   EXPECT_EQ(audits[0].reached, (SampleCursor{5, 1, 30}));
 }
 
+// What ranks reported tells an honest end of a range from batches that were passed over.
+TEST(Audit, WhatWasReportedIsCompared) {
+  const auto problems = [](const StepsReported& reported) {
+    return AuditSamples({{1, At(0)}, {2, At(5), reported}, {3, At(12)}})[0].problems;
+  };
+  EXPECT_THAT(problems({3, 2, 3}), IsEmpty());
+  EXPECT_THAT(
+      problems({2, 2, 2}),
+      ElementsAre("generation 2 began at step 5, epoch 1, sample 30: before that its job had reported step "
+                  "2 at most, and can have made 2 more since. Batches between were given to "
+                  "nobody, or the record was changed; or the program reports another number than this "
+                  "ledger's step, and has to report that for an audit"));
+  EXPECT_THAT(problems({2, std::nullopt, 2}), IsEmpty()) << "nobody knows";
+  EXPECT_THAT(AuditSamples({{1, At(0)}, {1, At(12), StepsReported{2, 3, 2}}})[0].problems,
+              ElementsAre(HasSubstr("generation 1 was done at step 12")));
+  const auto audits = AuditSamples({{1, At(0)},
+                                    {2, At(5), StepsReported{3, {}, 3}},
+                                    {3, At(8), StepsReported{8, {}, 8}},
+                                    {4, At(4), StepsReported{9, {}, 9}},
+                                    {5, At(12)}});
+  ASSERT_EQ(audits[0].kept.size(), 3u);
+  EXPECT_EQ(UnreportedSteps(audits[0].kept[0]), 1)
+      << "what others reported of steps that are gone is not its own";
+  EXPECT_EQ(UnreportedSteps(audits[0].kept[1]), std::nullopt);
+}
+
 TEST(Audit, EachNameByItself) {
   SampleRecord other = At(0);
   other.name = "eval";

@@ -92,7 +92,7 @@ class BitwiseTest(harness.GtrainTest):
         steps = sorted({line for lines in self.trained('changing').values() for line in lines})
         sizes = [size for size, _ in itertools.groupby(ranks for _, _, ranks in steps)]
         print(f'\n{sizes} ranks, {digests}', flush=True)
-        self.assertIn('trained once', self.gtrain('data', 'audit', 'changing').stdout)
+        self.assertIn('given out once', self.gtrain('data', 'audit', 'changing').stdout)
         rest = iter(sizes)
         self.assertTrue(all(size in rest for size in (2, 4, 2, 3, 4, 3)), sizes)
         self.assertEqual(len(set(digests.values())), 1, digests)

@@ -1,8 +1,10 @@
 // One rank of elastic_test.py as a user writes it: a linear model of two weights, trained by an elastic run.
-//   e2e_elastic_linear DIR SAMPLES BATCH STEP_MS [WEIGHTS [MIB]]
+//   e2e_elastic_linear DIR SAMPLES BATCH STEP_MS [WEIGHTS [MIB [RANKS]]]
 // DIR/trained.PID has a line for each step whose update this process made: generation, step, when
 // (nanoseconds of the machine's monotonic clock) and its own samples. DIR/weights.PID has the weights at the
-// end. MIB: of state beside the weights, which no step changes. While DIR/hold is there a process that begins
+// end. STEP_MS: how long a step takes, however many samples this process has in it; with RANKS only where it
+// has the share that each of so many ranks has, and else in proportion to its samples, as computing does.
+// MIB: of state beside the weights, which no step changes. While DIR/hold is there a process that begins
 // writes DIR/held.PID and waits: it takes long to load. The process whose number DIR/leave has ends with code
 // 0.
 #include <gtrain/gtrain.h>
@@ -24,7 +26,15 @@ struct Arguments {
   int64_t samples = 0, batch = 0;
   int pause_ms = 0;
   size_t weights = 2, more_mib = 0;
+  int ranks = 0;
 };
+
+// How long a step of so many samples takes.
+int PauseMs(const Arguments& arguments, size_t samples) {
+  if (samples == 0 || arguments.ranks == 0) return samples == 0 ? 0 : arguments.pause_ms;
+  const auto share = static_cast<double>(samples) * arguments.ranks / static_cast<double>(arguments.batch);
+  return static_cast<int>(std::lround(arguments.pause_ms * share));
+}
 
 // Sample i says that 3 x - 2 is y, for an x of its own.
 double XOf(int64_t sample) { return std::sin(static_cast<double>(sample)); }
@@ -52,7 +62,7 @@ gtrain::Status Linear(gtrain::Elastic& run, const Arguments& arguments) {
       gradients.Ready(0);
       part.SetLoss(loss);
     }
-    if (!step.samples().empty()) poll(nullptr, 0, arguments.pause_ms);  // stands for a larger model
+    poll(nullptr, 0, PauseMs(arguments, step.samples().size()));  // stands for a larger model
     pid_t leaves = 0;
     if (std::ifstream(arguments.folder + "/leave") >> leaves && leaves == getpid()) std::_Exit(0);
     std::string samples;
@@ -81,6 +91,7 @@ int main(int argc, char** argv) {
                             std::atoll(argv[3]),
                             std::atoi(argv[4]),
                             argc > 5 ? static_cast<size_t>(std::atoll(argv[5])) : 2,
-                            argc > 6 ? static_cast<size_t>(std::atoll(argv[6])) : 0};
+                            argc > 6 ? static_cast<size_t>(std::atoll(argv[6])) : 0,
+                            argc > 7 ? std::atoi(argv[7]) : 0};
   return gtrain::Main(argc, argv, [&](gtrain::Elastic& run) { return Linear(run, arguments); });
 }

@@ -468,7 +468,7 @@ class ElasticRunTest(harness.GtrainTest):
             wait_until('one that is new among those that were there',
                        lambda: self.job('sparse')['compression'].startswith('3 of 4 ranks go on with what was held back'))
         self.wait_for_state('sparse', 'SUCCEEDED')
-        self.assertIn('trained once', self.gtrain('data', 'audit', 'sparse').stdout)
+        self.assertIn('given out once', self.gtrain('data', 'audit', 'sparse').stdout)
         weights = self.weights()
         self.assertGreaterEqual(len(weights), 3)
         self.assertEqual(len(set(weights)), 1, 'bit for bit the same on all ranks')
@@ -555,7 +555,7 @@ class ElasticRunTest(harness.GtrainTest):
         os.kill(self.daemons('keeper')[0], signal.SIGKILL)
         after = wait_until('other processes that step', lambda: {pid: lines for pid, lines in self.trained().items() if pid not in before and lines})
         self.assertEqual({lines[0][1] for lines in after.values()}, {1})
-        wait_until('status to say so', lambda: 'the job file has no `checkpoint:` that keeps it: training began anew' in self.job('anew')['restore'])
+        wait_until('status to say so', lambda: 'the job file has no `checkpoint:` that keeps it, so training begins anew' in self.job('anew')['restore'])
         self.assertIn('training began anew', self.gtrain('status', 'anew').stdout)
         self.gtrain('stop', 'anew', '--now')
 

@@ -3,7 +3,10 @@ import collections
 import glob
 import json
 import os
+import re
+import shutil
 import signal
+import time
 import unittest
 
 import harness
@@ -73,11 +76,46 @@ class LedgerTest(harness.GtrainTest):
         self.assertEqual(set(trained.values()), {1})
         self.assertGreater(len(self.steps()), 3, 'generations')
         said = wait_until('the whole proof', lambda: (lambda text: 'all of them' in text and text)(self.audit('exact').stdout))
-        self.assertIn(f'train: exact; {EPOCHS} epochs of {SAMPLES} samples, each trained once, and that is all of them', said)
+        self.assertIn(f'train: exact; {EPOCHS} epochs of {SAMPLES} samples, each given out once, and that is all of them', said)
         self.assertRegex(said, rf'generation \d+, 1 rank: from step \d+ \(epoch \d, sample \d+\) to step \d+, batches of {BATCH}')
         self.end_local_cluster()
         (run_dir,) = glob.glob(os.path.join(self.dir, 'gtrain-runs', 'exact-*'))
         self.assertEqual(self.audit(run_dir).stdout, said, 'also without a cluster')
+        self.assertRegex(said, r'ranks reported (all these|these) steps to the head, too')
+        self.check_that_changes_are_found(run_dir, said)
+
+    def check_that_changes_are_found(self, run_dir, said):
+        """A copy says the same. Whoever changes it to have trained more than the ranks reported is found out, by both files or by one alone."""
+        copy = os.path.join(self.dir, 'copy')
+        shutil.copytree(run_dir, copy)
+        shutil.rmtree(run_dir)
+        self.assertEqual(self.audit(copy).stdout, said)
+        with open(os.path.join(copy, 'result.json')) as file:
+            result = json.load(file)
+        last = [event for event in result['events'] if event['kind'] == 'samples'][-1]
+        told = last['text']
+        last['text'] = re.sub(r'step \d+, ', 'step 200000, ', told)
+        with open(os.path.join(copy, 'result.json'), 'w') as file:
+            json.dump(result, file)
+        self.assertRegex(self.audit(copy, expect=1).stdout, rf'train: NOT exact\n  event {last["sequence"]} is "rank 0 on \S+: train: step 200000, .*'
+                                                           rf', and in {re.escape(copy)}/events.jsonl it is ')
+        os.remove(os.path.join(copy, 'events.jsonl'))
+        self.assertIn('NOT exact', self.audit(copy, expect=1).stdout)
+
+    def test_the_end_is_told_though_the_head_died_meanwhile(self):
+        """H1: ranks say that nothing is left while the head stands still, which then dies. The next one ends the job, and has heard it before."""
+        self.launch('ends')
+        self.await_steps(12)
+        open(self.go, 'w').close()
+        head = self.daemons('head')[0]
+        os.kill(head, signal.SIGSTOP)
+        try:
+            wait_until('the last epoch', lambda: sum(len(one[1]) for one in self.kept().values() if one[0] == EPOCHS - 1) == SAMPLES, seconds=60)
+            time.sleep(1)  # the agent has heard it
+        finally:
+            os.kill(head, signal.SIGKILL)
+        self.wait_for_state('ends', 'SUCCEEDED')
+        self.assertIn('and that is all of them', self.audit('ends').stdout)
 
     def test_data_that_is_begun_anew_is_found(self):
         self.launch('wrong', '--forget')

@@ -137,7 +137,7 @@ class SixteenRanksTest(MachinesTest):
             self.assertEqual(numbers, sorted(set(numbers)), f'no rank makes an update twice: process {pid}, seed {seed}')
         weights = {pid: self.read(f'weights.{pid}') for pid in after}
         self.assertEqual(len(set(weights.values())), 1, (weights, seed))
-        self.assertIn('trained once', self.client('data', 'audit', 'many').stdout)
+        self.assertIn('given out once', self.client('data', 'audit', 'many').stdout)
         print(f'\n{killed} kills of 16 ranks on 4 machines, seed {seed}', flush=True)
 
 

@@ -49,6 +49,7 @@ class Checker {
   void HeadDecided(const core::HeadCore& core, const core::StepResult& result, int64_t awake);
   void HeadSends(const core::SendToNode& send, int64_t awake);
   void HeadReplies(const core::ClientReply& reply);
+  void HeadTells(const core::EmitEvent& event);
 
   // Agents, keepers, machines.
   void AgentStarts(const Machine& machine);
@@ -77,6 +78,8 @@ class Checker {
   // How many processes of the job wait between two generations.
   int Kept(const JobId& job) const;
   void RankMeetsStorageFault(const RankProcess& rank);        // it says so and is about to end
+  void RankIsDone(const RankProcess& rank);                   // it says that nothing is left of its data
+  void CheckRecords();                                        // at rest
   void RankNeverRuns(const JobId& job, uint64_t generation);  // its process died while it waited
   void GangSteps(const Gang& gang);
   void RankLies(const RankProcess& rank, int64_t step);  // it says that it has made this step
@@ -107,6 +110,8 @@ class Checker {
     bool revoked = false;
     bool bad_end = false;              // a rank ended other than well without being asked to
     std::optional<int> storage_fault;  // the rank that met one
+    bool said_done = false;            // rank 0 said that nothing is left of its data
+    bool told_done = false;            // that is an event of the job
     bool other_fault = false;          // another rank than that ended so, or for another reason
     bool lost = false;                 // a keeper or a machine of it died, or a lease ended it
     int started = 0, running = 0;

@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "job/spec/mesh.h"
 #include "runtime/core/values/job_state.h"
+#include "runtime/core/values/rank_notes.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/machine.h"
 
@@ -178,6 +180,34 @@ void Checker::RankNeverRuns(const JobId& job, uint64_t generation) {
 void Checker::RankMeetsStorageFault(const RankProcess& rank) {
   GenerationTruth& truth = generations_[{rank.job, rank.generation}];
   if (!truth.storage_fault) truth.storage_fault = rank.rank;
+}
+
+void Checker::RankIsDone(const RankProcess& rank) {
+  generations_[{rank.job, rank.generation}].said_done = true;
+}
+
+void Checker::HeadTells(const core::EmitEvent& event) {
+  if (event.kind != core::kSamplesNote || !absl::EndsWith(event.text, kAllTrained)) return;
+  generations_[{event.job, event.generation.value}].told_done = true;
+}
+
+// INV-16: of a job that succeeded its events have the end of its data, unless the machine or the keeper that
+// knew of it is gone.
+void Checker::CheckRecords() {
+  for (const auto& [id, record] : disk_.jobs()) {
+    if (record.state != core::JobState::kSucceeded) continue;
+    const auto it = generations_.find({id, record.generation.value});
+    if (it == generations_.end() || !it->second.said_done) continue;
+    const GenerationTruth& truth = it->second;
+    ++kernel_.counts["job with the end of its data"];
+    if (truth.told_done) continue;
+    if (truth.lost) {
+      ++kernel_.counts["end of its data lost with its keeper"];
+      continue;
+    }
+    kernel_.Fail("INV-16", absl::StrCat(G(id, record.generation.value),
+                                        " has succeeded, and its events lack that it trained all its data"));
+  }
 }
 
 // INV-12: a generation that ended because its storage could not be read is charged to nothing. The head's

@@ -304,6 +304,8 @@ void HeadProcess::Perform(core::Effect& effect) {
     Reply(reply->route, Built(*reply));
   } else if (const auto* read = std::get_if<core::ReplyFromSpill>(&effect)) {
     Reply(read->route, Built(*read, std::nullopt));  // as if the disk had lost all that was spilled
+  } else if (const auto* event = std::get_if<core::EmitEvent>(&effect)) {
+    checker_.HeadTells(*event);
   } else if (const auto* request = std::get_if<core::ServiceRequest>(&effect)) {
     Join(*request);
   } else if (auto* refuse = std::get_if<core::RefusePeer>(&effect)) {

@@ -268,6 +268,16 @@ void Ranks::MeetStorageFault(const RankPtr& rank, const std::string& text) {
   if (!rank->asked_to_end) checker_.RankMeetsStorageFault(*rank);
 }
 
+// As a sample ledger: where its generation begins, and once more when nothing is left.
+void Ranks::SayWhere(const Gang& gang, const std::string& text) {
+  const RankPtr& rank = gang.ranks.at(0);
+  if (!rank->alive || !rank->worker || !rank->relay || !IsOf(*rank, gang)) return;
+  const auto said = rank->worker->Step(core::WorkerNote{core::kSamplesNote, text}, kernel_.Now());
+  if (said.effects.empty()) return;  // its generation is over
+  Do(rank, said);
+  if (text == kAllTrained) checker_.RankIsDone(*rank);
+}
+
 void Ranks::Begin(Gang& gang, int64_t step) {
   if (ProgramOf(gang.job).training) return BeginTraining(gang, step);
   gang.step = step;
@@ -277,6 +287,7 @@ void Ranks::Begin(Gang& gang, int64_t step) {
   gang.stepped_at = kernel_.now();
   kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " is whole at step ",
                gang.step);
+  SayWhere(gang, absl::StrCat("from step ", gang.step));
   MayPause(gang);
   const int64_t step_time = ProgramOf(gang.job).step_time;
   kernel_.After(step_time, [this, job = gang.job, g = gang.generation] { Tick(job, g); });
@@ -351,6 +362,7 @@ void Ranks::Train(const JobId& job, uint64_t generation, const sharding::SampleC
   kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " trains from step ",
                gang.step);
   if (on_begin) on_begin(gang);
+  SayWhere(gang, absl::StrCat("from step ", gang.step));
   MayPause(gang);
   Compute(gang, first.computes);
   for (const auto& [number, rank] : gang.ranks) rank->share = first.shares[static_cast<size_t>(number)];
@@ -408,6 +420,7 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
     Apply(gang);
     Report(gang);
     if (program.steps > 0 && gang.step >= program.steps) {
+      SayWhere(gang, kAllTrained);
       for (const auto& [number, rank] : std::map(gang.ranks)) {
         kernel_.After(kernel_.Between(0, kSec),
                       [this, rank = rank] { KillProcess(rank, keeper::Cause::kExited, 0, 0); });

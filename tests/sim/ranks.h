@@ -124,6 +124,9 @@ struct Checkpoints {
   std::set<std::pair<uint64_t, int64_t>> committed;  // (timeline, step)
 };
 
+// What rank 0 says of its data behind the last step.
+inline constexpr char kAllTrained[] = "all is trained";
+
 class Ranks {
  public:
   Ranks(Kernel& kernel, Checker& checker) : saves(kernel), kernel_(kernel), checker_(checker) {}
@@ -189,6 +192,7 @@ class Ranks {
   void Apply(Gang& gang);
   bool SaveIsDue(const Gang& gang);
   void Save(Gang& gang);
+  void SayWhere(const Gang& gang, const std::string& text);
   void MeetStorageFault(const RankPtr& rank, const std::string& text);
   void AwaitTable(const RankPtr& rank, uint64_t generation, int64_t timeout);
   void Tick(const JobId& job, uint64_t generation);

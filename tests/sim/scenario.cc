@@ -285,6 +285,7 @@ class Runner {
                           Time(line_.Option("within", "5m")))) {
       Wrong(open);
     }
+    world_->checker.CheckRecords();
   }
 
   // storage gone TIME

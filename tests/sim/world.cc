@@ -188,6 +188,7 @@ void World::RunSwarm() {
   CheckQueues();
   CheckJoins();
   ranks.saves.CheckAll();
+  checker.CheckRecords();
 }
 
 // INV-9: at rest all nodes that come at once are let in before their patience ends.

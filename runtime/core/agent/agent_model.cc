@@ -1,5 +1,9 @@
 #include "runtime/core/agent/agent_model.h"
 
+#include <algorithm>
+
+#include "base/probe.h"
+
 namespace gtrain::core {
 
 AgentJob& AgentModel::RecordOf(const JobId& job) {
@@ -41,13 +45,19 @@ std::vector<HeldGeneration> AgentModel::Held() const {
       held.revoked = record.revoked;
       held.stopping = record.stopping;
       for (const auto& [rank, info] : generation.ranks) {
-        if (!info.exit) held.live.push_back(info.status);
-        if (info.exit && !info.acked) held.exited.push_back(*info.exit);
+        const bool later = info.exit && !info.acked && generation.OwesRecords(rank);
+        if (later) GT_PROBE("agent.exit_follows_records");
+        if (!info.exit || later) held.live.push_back(info.status);
+        if (info.exit && !info.acked && !later) held.exited.push_back(*info.exit);
       }
       if (!held.live.empty() || !held.exited.empty() || !generation.gone) all.push_back(std::move(held));
     }
   }
   return all;
+}
+
+bool AgentGeneration::OwesRecords(int rank) const {
+  return std::ranges::any_of(records, [&](const AgentRecord& record) { return record.note.rank == rank; });
 }
 
 size_t AgentGeneration::Members() const {

@@ -46,6 +46,15 @@ struct AgentRank {
   std::optional<uint64_t> storage_relay;
 };
 
+// What a rank said of its data. It goes to each head until one has acknowledged the rank's exit, which
+// follows behind it, and the keeper holds it for an agent that restarts.
+struct AgentRecord {
+  AgentNote note;
+  uint64_t relay = 0;
+};
+// Of a generation. Programs say two for each of their ledgers; of more the newest are kept.
+inline constexpr size_t kRecordsMax = 64;
+
 struct AgentExchange {
   std::map<int, std::string> blobs;  // of local ranks
 };
@@ -59,6 +68,7 @@ struct AgentGeneration {
   GrantSeal seal;                              // as it came, for a head that lost its records
   std::optional<CheckpointReport> checkpoint;  // newest
   std::map<std::string, AgentNote> notes;      // the newest of each kind that ranks said of themselves
+  std::vector<AgentRecord> records;            // kSamplesNote, in the order in which they were said
   spec::JobSpec spec;
   ProgressPatterns patterns;
   std::map<int, AgentRank> ranks;                       // local ones, and behind them those that wait
@@ -76,6 +86,8 @@ struct AgentGeneration {
   Instant looked_at;  // at what its ranks do
 
   bool IsMember(int rank) const { return world_size == 0 || rank < world_size; }
+  // True while what the rank said of its data has to reach the head before its exit, which may end the job.
+  bool OwesRecords(int rank) const;
   // Of `ranks`, those that have a part in it. Costs a step for each of the others.
   size_t Members() const;
 };
@@ -113,7 +125,8 @@ struct AgentModel {
   AgentGeneration* Find(const JobId& job, Generation generation);
   AgentRank* Find(const JobId& job, Generation generation, int rank);
   bool HasLiveGeneration() const;
-  // The generations that are here and those that the head has not acknowledged, as a hello tells them.
+  // The generations that are here and those that the head has not acknowledged, as a hello tells them. A rank
+  // of which the head has to hear something before its exit counts as one that runs.
   std::vector<HeldGeneration> Held() const;
   std::vector<KeptProcesses> Kept() const;
 

@@ -137,8 +137,22 @@ void HeadTalk::OnWelcome(const AgentWelcome& welcome) {
   }
   if (welcome.describe) Describe();
   notice_.ForgetAck();
+  RepeatRecords();
   RepeatUnacknowledged();
   RepeatToNewHead();
+}
+
+// Whatever is gone: exits follow, and the last of them makes the job final. All of them in their order, since
+// the head that heard them may have died before it kept them.
+void HeadTalk::RepeatRecords() {
+  for (const auto& [job, record] : model_.jobs) {
+    for (const auto& [number, generation] : record.generations) {
+      for (const AgentRecord& said : generation.records) {
+        const auto rank = generation.ranks.find(said.note.rank);
+        if (rank == generation.ranks.end() || !rank->second.acked) context_.Tell(said.note);
+      }
+    }
+  }
 }
 
 // A head that starts does not know what is gone, nor checkpoints, exchanges, notes, states and last words.

@@ -51,6 +51,7 @@ class HeadTalk {
   void SayHello();
   void Describe();
   void Heartbeat();
+  void RepeatRecords();
   void RepeatUnacknowledged();
   void RepeatToNewHead();
 

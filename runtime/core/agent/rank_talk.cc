@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/probe.h"
 #include "runtime/core/agent/exchanges.h"
 #include "runtime/core/agent/head_talk.h"
 #include "runtime/core/agent/idleness.h"
@@ -31,6 +32,9 @@ void RankTalk::OnRelay(const JobId& job, const keeper::RelayUp& relay) {
   const RankSaid said = ReadRelay(relay.json);
   if (rank != nullptr && !generation->gone && said.kind == RankSaid::Kind::kExchange) {
     return exchanges_.Exchange(job, *generation, relay.rank, said, relay.id);
+  }
+  if (rank != nullptr && said.kind == RankSaid::Kind::kNote && said.note == kSamplesNote) {
+    return TakeRecord(job, *generation, relay, said.text);
   }
   const bool of_storage = said.kind == RankSaid::Kind::kNote && said.note == kStorageNote;
   std::optional<uint64_t> done = relay.id;
@@ -61,6 +65,27 @@ void RankTalk::TakeNote(const JobId& job, AgentGeneration& generation, int numbe
   }
   note = {job, generation.generation, number, said.note, said.text};
   context_.Tell(note);
+}
+
+// The keeper says it again to a new connection and to an agent that restarted, unless it may forget it.
+void RankTalk::TakeRecord(const JobId& job, AgentGeneration& generation, const keeper::RelayUp& relay,
+                          const std::string& text) {
+  AgentRank& rank = generation.ranks.at(relay.rank);
+  rank.sdk = true;
+  std::vector<AgentRecord>& records = generation.records;
+  const bool known = std::ranges::any_of(records, [&](const AgentRecord& record) {
+    return record.note.rank == relay.rank && record.relay == relay.id;
+  });
+  if (known) return;
+  if (rank.exit && rank.acked)  // the head has what was said before that
+    return context_.Command(job, keeper::AckRelay{relay.generation, relay.rank, relay.id});
+  records.push_back({{job, generation.generation, relay.rank, kSamplesNote, text}, relay.id});
+  context_.Tell(records.back().note);
+  if (records.size() <= kRecordsMax) return;
+  GT_PROBE("agent.oldest_record_goes");
+  const AgentRecord& oldest = records.front();
+  context_.Command(job, keeper::AckRelay{relay.generation, oldest.note.rank, oldest.relay});
+  records.erase(records.begin());
 }
 
 void RankTalk::Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said) {

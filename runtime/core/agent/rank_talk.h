@@ -27,6 +27,8 @@ class RankTalk {
   void CountSamples(AgentRank& rank, double samples);
   void TakeRefusal(const JobId& job, AgentGeneration& generation, int number, const keeper::Output& output);
   void TakeNote(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);
+  void TakeRecord(const JobId& job, AgentGeneration& generation, const keeper::RelayUp& relay,
+                  const std::string& text);
 
   AgentContext& context_;
   AgentModel& model_;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/core/agent/agent_model.h"
 #include "runtime/core/agent/agent_test_world.h"
 
 namespace gtrain::core {
@@ -200,6 +201,58 @@ TEST_F(AgentCoreTest, WhatWasRestoredIsToldToEachHead) {
   Welcome();
   ASSERT_EQ(Sent<AgentNote>().size(), 1u);
   EXPECT_EQ(Sent<AgentNote>()[0], (AgentNote{kJob, {1}, 0, "restore", "step 4 in 0.3 s"}));
+}
+
+// The job may end with that exit, and a head keeps no record of one that is over (gtrain data audit).
+TEST_F(AgentCoreTest, WhatARankSaidOfItsDataReachesANewHeadBeforeItsExit) {
+  Welcome();
+  StartIt(1, 2, 2);
+  FromRank(0, R"({"type":"samples","text":"train: begins"})", 1);
+  EXPECT_THAT(Sent<AgentNote>(), ::testing::ElementsAre(AgentNote{kJob, {1}, 0, "samples", "train: begins"}));
+  EXPECT_THAT(Commands<keeper::AckRelay>(), IsEmpty()) << "an agent that restarts needs to hear it again";
+  Step(HeadDown{});
+  FromRank(0, R"({"type":"samples","text":"train: ends"})", 2);
+  Exit(0, 0);
+  Exit(1, 0);
+  Step(FromKeeper{kJob, keeper::Gone{1, true, "", {}, {}}});
+  Step(HeadUp{"10.0.0.1"});
+  ASSERT_THAT(Sent<AgentHello>(), ::testing::SizeIs(1));
+  const std::vector<HeldGeneration> held = Sent<AgentHello>()[0].held;
+  ASSERT_THAT(held, ::testing::SizeIs(1));
+  ASSERT_THAT(held[0].exited, ::testing::SizeIs(1)) << "with all exits the hello would end the job";
+  EXPECT_EQ(held[0].exited[0].rank, 1);
+  ASSERT_THAT(held[0].live, ::testing::SizeIs(1));
+  EXPECT_EQ(held[0].live[0].rank, 0);
+  std::vector<std::string> order;
+  for (const AgentEffect& effect : Step(FromHead{WelcomeOf(6)})) {
+    const auto* sent = std::get_if<ToHead>(&effect);
+    if (sent == nullptr) continue;
+    if (const auto* note = std::get_if<AgentNote>(&sent->message)) order.push_back(note->text);
+    if (const auto* exit = std::get_if<RankExited>(&sent->message))
+      order.push_back(absl::StrCat("exit ", exit->exit.rank));
+  }
+  EXPECT_THAT(order, ::testing::ElementsAre("train: begins", "train: ends", "exit 0", "exit 1"));
+  Step(FromHead{AckExit{{6}, kJob, {1}, 0}});
+  Step(HeadUp{"10.0.0.1"});
+  Step(FromHead{WelcomeOf(7)});
+  EXPECT_THAT(Sent<AgentNote>(), IsEmpty()) << "the head that acknowledged the exit has them";
+}
+
+TEST_F(AgentCoreTest, OfWhatARankSaidOfItsDataTheNewestIsKept) {
+  Welcome();
+  StartIt(1, 1, 1);
+  for (uint64_t i = 1; i <= kRecordsMax; ++i)
+    FromRank(0, absl::StrCat(R"({"type":"samples","text":"train: )", i, "\"}"), i);
+  FromRank(0, R"({"type":"samples","text":"train: 1"})", 1);
+  EXPECT_THAT(Sent<AgentNote>(), IsEmpty()) << "the keeper says it again to a new connection";
+  EXPECT_THAT(Commands<keeper::AckRelay>(), IsEmpty());
+  FromRank(0, R"({"type":"samples","text":"train: last"})", 100);
+  ASSERT_THAT(Commands<keeper::AckRelay>(), ::testing::SizeIs(1));
+  EXPECT_EQ(Commands<keeper::AckRelay>()[0].id, 1u);
+  Welcome(6);
+  ASSERT_THAT(Sent<AgentNote>(), ::testing::SizeIs(kRecordsMax));
+  EXPECT_EQ(Sent<AgentNote>()[0].text, "train: 2");
+  EXPECT_EQ(Sent<AgentNote>().back().text, "train: last");
 }
 
 // The exit of a rank carries the evidence of a storage fault: the note may get lost with a connection, the

@@ -97,6 +97,26 @@ TEST_F(HeadFaultsTest, Exit75IsFreeOnlyIfItWasEarned) {
   EXPECT_THAT(Reason(job), HasSubstr("restart budget spent"));
 }
 
+// One fault may make all the others fail, and one line tells of those that something else has ended.
+TEST_F(HeadFaultsTest, WhoIsKilledBehindAFaultIsOneLineOfMany) {
+  Hello("1", 1000);
+  const JobId job = Submit("train 1000 1000");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 7, 1, "ValueError: bad batch")});
+  for (int rank = 0; rank < 500; ++rank) {
+    if (rank != 7) Kill("1", job, 1, rank);
+  }
+  for (int rank = 500; rank < 1000; ++rank) FromNode("1", RankExited{Exit(job, 1, rank, 1)});
+  const size_t before = Events(job, "fault").size();
+  FromNode("1", GenerationGone{job, {1}});
+  const std::vector<std::string> said = Events(job, "warning");
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_THAT(said[0], HasSubstr("499 ranks ended"));
+  EXPECT_THAT(said[0], HasSubstr("rank 2 on host-1: killed by signal 9 (KILL); and 496 more. What"));
+  EXPECT_EQ(before, 1u);
+  EXPECT_EQ(Status(job).at("restarts"), 1);
+}
+
 // A rank that cannot go on without the others says 75, and may be heard before the one whose error it was.
 TEST_F(HeadFaultsTest, TheErrorOfAnotherRankIsTheCauseOfAnExit75) {
   Hello("1");

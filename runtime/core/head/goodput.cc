@@ -22,6 +22,20 @@ void TakeFrom(double& seconds, double& owed) {
   owed -= taken;
 }
 
+// The seconds of each step that it neither waited nor was held up.
+std::optional<double> StepSeconds(const RankStatus& was, const RankStatus& is) {
+  if (!was.joined_seconds || !was.step || !is.step || *is.step <= *was.step) return std::nullopt;
+  const auto grown = [&](std::optional<double> RankStatus::*of) {
+    return (is.*of).value_or(0) - (was.*of).value_or(0);
+  };
+  const double seconds = grown(&RankStatus::joined_seconds) - grown(&RankStatus::waited_seconds) -
+                         grown(&RankStatus::stalled_seconds);
+  // What is no number is none.
+  return seconds > 0
+             ? std::optional(seconds / (static_cast<double>(*is.step) - static_cast<double>(*was.step)))
+             : std::nullopt;
+}
+
 }  // namespace
 
 GoodputLedger::GoodputLedger(const GoodputRecord& stored, Instant from) : record_(stored), counted_to_(from) {
@@ -36,17 +50,47 @@ void GoodputLedger::Advance(Instant now) {
   record_.open += seconds * places_.running;
   if (places_[TimeLabel::kEnding] > 0) behind_exit_ += seconds * places_.running;
   for (size_t i = 0; i < kTimeLabels; ++i) record_.seconds[i] += seconds * places_.of[i];
+  if (places_.going_on == 0) return;
+  before_step_.wall += seconds;
+  before_step_.reforming += seconds * places_.going_on;
+  before_step_.starting += seconds * places_.joining;
 }
 
 void GoodputLedger::SetPlaces(const JobPlaces& places) {
   places_ = places;
-  if (places.wanted > 0) record_.wanted = places.wanted;  // else the job is over
+  if (places.wanted > 0) {
+    record_.wanted = places.wanted;
+  } else if (before_step_.step) {  // the job is over
+    TakeFirstStep(*before_step_.step);
+  }
+}
+
+// Some may have finished a step of the generation before until now.
+void GoodputLedger::AllJoined(Instant now) {
+  Advance(now);
+  if (!before_step_.step) before_step_ = {};
+}
+
+// Nobody measures when the ranks of a generation begin to compute, so the time of one step is taken to have
+// gone into the first one, and never more than there was.
+void GoodputLedger::TakeFirstStep(TimeLabel label) {
+  const BeforeStep before = std::exchange(before_step_, {});
+  if (!step_seconds_ || before.wall <= 0) return;
+  if (label == TimeLabel::kRecomputed && record_.repeats) label = TimeLabel::kStep;  // nobody knows
+  const double share = std::min(1.0, *step_seconds_ / before.wall);
+  for (const auto& [from, seconds] : {std::pair(TimeLabel::kReforming, before.reforming),
+                                      std::pair(TimeLabel::kStarting, before.starting)}) {
+    const double taken = std::clamp(seconds * share, 0.0, std::max(0.0, Of(from)));
+    Of(from) -= taken;
+    Of(label) += taken;
+  }
 }
 
 // Where a rank has ended and nobody has made a step since, the others waited for it: that is no training, and
-// what was measured of it is counted already.
+// what was measured of it is counted already. Where nobody has reported a step the one under way is lost.
 void GoodputLedger::EndGeneration(Instant now) {
   Advance(now);
+  TakeFirstStep(before_step_.step.value_or(TimeLabel::kLost));
   const double waited = std::clamp(std::exchange(behind_exit_, 0), 0.0, std::max(0.0, record_.open));
   record_.open -= waited;
   Of(TimeLabel::kReforming) += waited;
@@ -62,6 +106,18 @@ void GoodputLedger::Close(TimeLabel label) {
     TakeFrom(Of(other), owed);
 }
 
+// A report of a generation that is over, or that comes with a wait of all of its time, tells nothing. One
+// that comes with a heartbeat may be as late as that, which is much of a step that is long: the rank's own
+// clock knows better, where it says it.
+void GoodputLedger::MeasureStep(int64_t made) {
+  const std::optional<double> paced = std::exchange(paced_, std::nullopt);
+  if (places_.running > 0 && record_.open > 0) {
+    const double seconds = record_.open / static_cast<double>(made) / places_.running;
+    step_seconds_ = paced.value_or(seconds);
+  }
+  if (before_step_.step) TakeFirstStep(*before_step_.step);
+}
+
 bool GoodputLedger::Step(int64_t step, Generation generation, bool anew) {
   if (!IsStep(step)) return false;
   GoodputRecord& r = record_;
@@ -70,9 +126,12 @@ bool GoodputLedger::Step(int64_t step, Generation generation, bool anew) {
     if (r.stepped == Generation()) Of(TimeLabel::kStarting) += std::exchange(Of(TimeLabel::kUnreported), 0);
     // Who goes on behind the step that was reported last had made more steps by then.
     Close(r.top && step <= *r.top + 1 ? TimeLabel::kLost : TimeLabel::kStep);
+    const bool again = !r.repeats && r.top && step <= *r.top;
+    before_step_.step = again ? TimeLabel::kRecomputed : TimeLabel::kStep;
+    paced_.reset();
     if (!r.first) r.first = step;
     r.redone_to = r.top;
-    r.redone += !r.repeats && r.top && step <= *r.top ? 1 : 0;
+    r.redone += static_cast<int64_t>(again);
     r.top = std::max(r.top.value_or(step), step);
     r.at_step = step;
     r.stepped = generation;
@@ -91,6 +150,7 @@ bool GoodputLedger::Step(int64_t step, Generation generation, bool anew) {
     const int64_t redone =
         r.redone_to && !r.repeats ? std::clamp<int64_t>(*r.redone_to - *r.at_step, 0, made) : 0;
     const double share = r.open * static_cast<double>(redone) / static_cast<double>(made);
+    MeasureStep(made);
     r.redone += redone;
     Of(TimeLabel::kRecomputed) += std::max(0.0, share);
     r.open -= std::max(0.0, share);
@@ -114,6 +174,7 @@ GoodputTotals GoodputLedger::Totals(Instant now) const {
   if (counted_to_) copy.Advance(now);
   GoodputRecord& r = copy.record_;
   const bool behind = r.redone_to && r.at_step && *r.at_step < *r.redone_to && !r.repeats;
+  if (copy.before_step_.step) copy.TakeFirstStep(*copy.before_step_.step);
   copy.Close(r.over ? TimeLabel::kLost : behind ? TimeLabel::kRecomputed : TimeLabel::kStep);
   GoodputTotals totals;
   for (size_t i = 0; i < kTimeLabels; ++i) totals.seconds[i] = r.seconds[i];
@@ -175,6 +236,10 @@ JobPlaces PlacesOf(const Job& job) {
       const int go_on = std::min(ranks - ended, job.going_on);
       places[TimeLabel::kReforming] = go_on;
       places[TimeLabel::kStarting] += ranks - ended - go_on;
+      if (go_on > 0 && record.state == JobState::kRunning) {
+        places.going_on = go_on;
+        places.joining = ranks - ended - go_on;
+      }
     }
   }
   return places;
@@ -184,7 +249,10 @@ JobPlaces PlacesOf(const Job& job) {
 // that it ran since it last said what it measured, so that all ranks together never take more than is
 // counted. The time since it joined is that of the measurement: one that is equal comes again.
 void MeasureGoodput(Job& job, RankLive& rank, const RankStatus& status, Instant now) {
+  const bool joins = rank.status.state != RankState::kJoined && status.state == RankState::kJoined;
+  if (joins && ++job.joined == static_cast<int>(job.ranks.size())) job.goodput.AllJoined(now);
   if (!status.joined_seconds || status.joined_seconds == rank.status.joined_seconds) return;
+  if (const std::optional<double> seconds = StepSeconds(rank.status, status)) job.goodput.Paced(*seconds);
   const std::optional<Instant> before = std::exchange(rank.measured_at, now);
   const std::optional<Instant> began = job.goodput.stepped_at();
   if (!before || !began || rank.exit >= 0 || !job.Live() ||

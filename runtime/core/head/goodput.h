@@ -27,6 +27,9 @@ struct RankStatus;
 struct JobPlaces {
   int wanted = 0;   // what the job asks for, in ranks: as many as its file allows, or a person has set
   int running = 0;  // in a generation that has made a step
+  // Of kReforming and of kStarting: in a generation in which processes go on, all of whose ranks have
+  // started, and that has reported no step. They may be at its first one.
+  int going_on = 0, joining = 0;
   std::array<int, kTimeLabels> of{};
   int& operator[](TimeLabel label) { return of[static_cast<size_t>(label)]; }
   bool operator==(const JobPlaces&) const = default;
@@ -55,6 +58,10 @@ class GoodputLedger {
   bool Step(int64_t step, Generation generation, bool anew);
   // Seconds that a rank measured of what is counted as running.
   void Measured(std::optional<double> idle, std::optional<double> stall);
+  // The ranks of the generation are together, so that they may compute.
+  void AllJoined(Instant now);
+  // By a rank's own clock, what it computed for each step between its newest two reports of one.
+  void Paced(double seconds) { paced_ = seconds; }
   // The generation ended before its time.
   void EndGeneration(Instant now);
   void CountLoss() { ++record_.losses; }
@@ -65,8 +72,16 @@ class GoodputLedger {
   std::optional<Instant> stepped_at() const { return stepped_at_; }
 
  private:
+  // The time before the first step of a generation, in which that step was computed.
+  struct BeforeStep {
+    double wall = 0, reforming = 0, starting = 0;  // seconds, and rank-seconds as they were labelled
+    std::optional<TimeLabel> step;                 // what it was; none: it has not been reported
+  };
+
   double& Of(TimeLabel label) { return record_.seconds[static_cast<size_t>(label)]; }
   void Close(TimeLabel label);
+  void TakeFirstStep(TimeLabel label);
+  void MeasureStep(int64_t made);
 
   GoodputRecord record_;
   std::optional<Instant> counted_to_;
@@ -74,6 +89,10 @@ class GoodputLedger {
   // Of `open`: since a rank has ended and the others have reported no step. Not stored: the next head counts
   // anew.
   double behind_exit_ = 0;
+  // Not stored: behind another head the first step of a generation stays what it was counted as.
+  BeforeStep before_step_;
+  std::optional<double> step_seconds_;  // that a rank computed for a step, by the newest two reports
+  std::optional<double> paced_;         // since the report before
   JobPlaces places_;
 };
 

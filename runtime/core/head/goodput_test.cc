@@ -28,7 +28,7 @@ class LedgerTest : public ::testing::Test {
     clock_.Advance(absl::Seconds(seconds));
     ledger_.Advance(clock_.Now());
   }
-  void Run(int ranks) { ledger_.SetPlaces({.running = ranks}); }
+  void Run(int ranks) { ledger_.SetPlaces({.wanted = ranks, .running = ranks}); }
   // The time of `ranks` that run goes into a step that ends then.
   void Step(double seconds, int64_t step, uint64_t generation = 1, bool anew = false) {
     Pass(seconds);
@@ -40,6 +40,22 @@ class LedgerTest : public ::testing::Test {
     places[TimeLabel::kReforming] = ranks;
     ledger_.SetPlaces(places);
     Pass(seconds);
+  }
+  // All ranks of a generation are there, and nobody has reported a step.
+  void BeforeStep(double seconds, int going_on, int joining) {
+    JobPlaces places{.wanted = going_on + joining, .going_on = going_on, .joining = joining};
+    places[TimeLabel::kReforming] = going_on;
+    places[TimeLabel::kStarting] = joining;
+    ledger_.SetPlaces(places);
+    Pass(seconds);
+  }
+  // Four ranks that make a step in 2 s lose what came behind step 5 and form the next generation for 1 s.
+  void LoseOneOfFour() {
+    Step(0, 1);
+    Run(4);
+    Step(8, 5);
+    Pass(1);
+    Reform(1, 4);
   }
   double Seconds(TimeLabel label) { return Of(ledger_.Totals(clock_.Now()), label); }
 
@@ -115,6 +131,125 @@ TEST_F(LedgerTest, WaitingForARankThatHasEndedIsNoTraining) {
   Step(0, 14, 2);
   EXPECT_NEAR(Seconds(TimeLabel::kStep), 30 + 3 + 4, kNear);
   EXPECT_NEAR(Seconds(TimeLabel::kEnding), 62, kNear);
+}
+
+TEST_F(LedgerTest, TheFirstStepOfRanksThatGoOnIsNoReforming) {
+  LoseOneOfFour();
+  BeforeStep(2.5, 3, 1);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 7.5, kNear) << "nobody knows whether there will be one";
+  ledger_.Step(6, {2}, false);
+  Run(4);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 8, kNear) << "by the pace of the generation before";
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 1.5, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 0.5, kNear);
+  Pass(3);
+  ledger_.Measured(8, {});  // seconds in which nobody computed
+  ledger_.Step(7, {2}, false);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4 + 4, kNear) << "by its own";
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 4.5, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 1.5, kNear);
+  Step(3, 8, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 4.5, kNear) << "once";
+  EXPECT_NEAR(ledger_.Totals(clock_.Now()).all, 32 + 4 + 4 + 10 + 12 + 12, kNear);
+}
+
+// Reports come with heartbeats, a second late perhaps.
+TEST_F(LedgerTest, AStepIsAsLongAsTheRankSays) {
+  LoseOneOfFour();
+  BeforeStep(3, 3, 0);
+  ledger_.Step(6, {2}, false);
+  Run(3);
+  ledger_.Paced(1.5);
+  Step(2.5, 7, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 4.5, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5 + 7.5, kNear);
+  Reform(0, 3);
+  BeforeStep(3, 3, 0);
+  ledger_.Paced(0.1);  // of a rank whose first steps the others have yet to report
+  ledger_.Step(8, {3}, false);
+  Run(3);
+  Step(2, 9, 3);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 4.5 + 3, kNear) << "by the head's clock";
+}
+
+// A process that is in the middle of a step when another is lost finishes its own part first.
+TEST_F(LedgerTest, NobodyComputesTheFirstStepBeforeAllHaveJoined) {
+  LoseOneOfFour();
+  BeforeStep(2, 3, 0);
+  ledger_.AllJoined(clock_.Now());
+  Pass(1.5);
+  ledger_.Step(6, {2}, false);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 6, kNear);
+  ledger_.AllJoined(clock_.Now());  // one says it again
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5, kNear);
+}
+
+TEST_F(LedgerTest, TheFirstStepHadNoMoreTimeThanThereWas) {
+  LoseOneOfFour();
+  BeforeStep(0.5, 3, 0);
+  ledger_.Step(6, {2}, false);
+  Run(3);
+  ledger_.EndGeneration(clock_.Now());
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 1.5, kNear) << "by the pace before, since it made no other";
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4, kNear);
+}
+
+TEST_F(LedgerTest, AFirstStepThatWasMadeBeforeIsRecomputed) {
+  LoseOneOfFour();
+  BeforeStep(3, 3, 0);
+  ledger_.Step(4, {2}, false);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kRecomputed), 6, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 3, kNear);
+  Run(3);
+  Step(1, 1, 2, /*anew=*/true);  // it counts its steps anew, so nobody knows
+  Step(2, 2, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 6 + 3 + 6, kNear);
+  const GoodputTotals totals = ledger_.Totals(clock_.Now());
+  EXPECT_FALSE(totals.seconds[static_cast<size_t>(TimeLabel::kRecomputed)]);
+}
+
+TEST_F(LedgerTest, AStepThatAnotherLossCutShortIsLost) {
+  LoseOneOfFour();
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 4, kNear);
+  BeforeStep(3, 3, 0);
+  Reform(1, 3);
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 4 + 6, kNear) << "no more than a step takes";
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 3 + 3, kNear);
+  BeforeStep(2, 2, 0);
+  ledger_.Step(6, {3}, false);
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 4 + 6, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4, kNear);
+}
+
+// Where no pace is known yet, and behind another head.
+TEST_F(LedgerTest, AFirstStepOfUnknownLengthStaysReforming) {
+  Step(0, 1);
+  Run(2);
+  Reform(0, 2);
+  BeforeStep(3, 2, 0);
+  ledger_.Step(2, {2}, false);
+  Run(2);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 6, kNear);
+  GoodputLedger next(ledger_.record(), clock_.Now());
+  Step(2, 3, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kReforming), 2, kNear);
+  next.SetPlaces({.wanted = 2, .running = 2});
+  next.Advance(clock_.Now());
+  next.Step(3, {2}, false);
+  EXPECT_NEAR(Of(next.Totals(clock_.Now()), TimeLabel::kReforming), 6, kNear);
+}
+
+// What people were told of a job that is over is what the next head tells.
+TEST_F(LedgerTest, TheFirstStepOfTheLastGenerationIsStored) {
+  LoseOneOfFour();
+  BeforeStep(3, 3, 0);
+  ledger_.Step(6, {2}, false);
+  Run(3);
+  const GoodputTotals told = ledger_.Totals(clock_.Now());
+  ledger_.SetPlaces({});
+  EXPECT_EQ(GoodputLedger(ledger_.record(), clock_.Now()).Totals(clock_.Now()).seconds, told.seconds);
 }
 
 TEST_F(LedgerTest, WhatNobodyMeasuredIsAbsent) {
@@ -211,10 +346,14 @@ TEST(Goodput, LabelsAddUpInRandomHistories) {
           stepped = true;
         }
         places = {};
+        places.wanted = static_cast<int>(rng.Below(4));  // 0: the job is over
         for (size_t of = static_cast<size_t>(TimeLabel::kReforming); of < kTimeLabels; ++of)
           places.of[of] = static_cast<int>(rng.Below(3));
         if (ledger.record().stepped != Generation()) places[TimeLabel::kUnreported] = 0;
         if (stepped) places.running = static_cast<int>(rng.Below(4));
+        const auto some = [&](TimeLabel of) { return static_cast<int>(rng.Below(places[of] + 1)); };
+        if (!stepped) places.going_on = some(TimeLabel::kReforming);
+        if (places.going_on > 0) places.joining = some(TimeLabel::kStarting);
         ledger.SetPlaces(places);
       }
       if (chance(40)) {  // another head, from the record
@@ -246,8 +385,8 @@ class HeadGoodputTest : public HeadTestWorld {
   }
   // As an SDK rank says it, with its own clock since it joined.
   RankStatus Said(const JobId& job, int rank, int64_t step, double joined, double waited,
-                  std::optional<double> stalled) {
-    RankStatus status = HeadTestWorld::Step(job, 1, rank, step);
+                  std::optional<double> stalled, uint64_t generation = 1) {
+    RankStatus status = HeadTestWorld::Step(job, generation, rank, step);
     status.joined_seconds = joined;
     status.waited_seconds = waited;
     status.stalled_seconds = stalled;
@@ -380,6 +519,27 @@ TEST_F(HeadGoodputTest, SurvivorsReformAndNewProcessesStart) {
   StartRanks(job);
   clock_.Advance(absl::Seconds(1));
   Expect(job, {{"starting", 4}, {"reforming", 4}});
+}
+
+TEST_F(HeadGoodputTest, SurvivorsComputeOnceAllAreThere) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node in-place");
+  StartRanks(job);
+  Step(0, job, 1, 0, 5);
+  Step(4, job, 1, 0, 7);
+  Kill("1", job, 1, 0);
+  FromNode("1", GenerationGone{job, {1}});
+  FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 1}}});
+  clock_.Advance(absl::Seconds(3));
+  Expect(job, {{"step", 8}, {"starting", 3}, {"reforming", 3}});
+  StartRanks(job);
+  clock_.Advance(absl::Seconds(5));
+  Beat(Said(job, 0, 8, 4, 1, std::nullopt, 2));
+  Expect(job, {{"step", 8 + 4}, {"starting", 3 + 3}, {"reforming", 3 + 3}});
+  clock_.Advance(absl::Seconds(2));
+  Beat(Said(job, 0, 9, 5.5, 1.5, std::nullopt, 2));  // which waited for half a second of one and a half
+  Expect(job, {{"step", 8 + 2 + 4 - 0.5}, {"idle", 0.5}, {"starting", 3 + 4}, {"reforming", 3 + 4}});
 }
 
 TEST_F(HeadGoodputTest, TheEndOfAGenerationAndOfTheJobTellTheTotals) {

@@ -78,6 +78,7 @@ void CountPlaces(Job& job) {
       grant.ranks, [](const RankPlace& place) { return place.process.generation.value != 0; }));
   const int whole = job.RanksOf(grant);
   job.coming_up = whole - grant.world_size;
+  job.joined = 0;
   if (job.demand.count_nodes) job.per_node = std::max(1, whole / std::max(1, job.SizeOf(grant)));
 }
 
@@ -244,7 +245,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.return_deadline.reset();
   CountPlaces(job);
   const absl::Duration steps =
-      job.steps_per_second > 0 ? absl::Seconds(5 / job.steps_per_second) : absl::ZeroDuration();
+      job.steps_per_second > 0 ? absl::Seconds(5 / job.steps_per_second) : 2 * job.step_time;
   if (job.going_on > 0) job.return_deadline = now + config_.return_timeout + steps;
   job.record.diverged = false;
   job.top_step.reset();

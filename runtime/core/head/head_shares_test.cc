@@ -369,5 +369,23 @@ TEST_F(HeadSharesTest, WhatEndedLastIsListedHoweverManyBeganAfterIt) {
   EXPECT_EQ(listed[0].at("id"), overnight.value);
 }
 
+// The head that heard it first may have ended between the end of the job and its event.
+TEST_F(HeadSharesTest, TheLastWordOfDataIsAnEventOnceAlsoOfAJobThatIsOver) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromNode("1", AgentNote{job, {1}, 0, kSamplesNote, "train: begins"});
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  ASSERT_EQ(State(job), "SUCCEEDED");
+  for (int told = 0; told < 2; ++told) {
+    FromNode("1", AgentNote{job, {1}, 0, kSamplesNote, "train: begins"});
+    FromNode("1", AgentNote{job, {1}, 0, kSamplesNote, "train: ends"});
+  }
+  const std::vector<std::string> events = Events(job, kSamplesNote);
+  ASSERT_THAT(events, testing::SizeIs(2));
+  EXPECT_THAT(events[0], testing::EndsWith("train: begins"));
+  EXPECT_THAT(events[1], testing::EndsWith("train: ends"));
+}
+
 }  // namespace
 }  // namespace gtrain::core

@@ -114,6 +114,7 @@ struct Job {
   int not_started = 0;
   int going_on = 0;   // of its ranks, processes of the generation before
   int coming_up = 0;  // ranks that are to join it
+  int joined = 0;     // of its ranks, as often as they have
   int per_node = 1;   // of a job that counts nodes
   GoodputLedger goodput;
   std::optional<Exchange> exchange;
@@ -121,6 +122,7 @@ struct Job {
   std::optional<Instant> return_deadline;  // processes that go on in it have joined
   std::optional<Instant> gone_deadline;    // all nodes released
   std::optional<Instant> fenced_at;        // until then ranks of a node that does not answer may write
+  std::vector<int> ended_meanwhile;        // ranks whose exits this head heard while the generation was ended
   std::optional<Instant> not_before;       // backoff
   std::optional<Instant> left_at;          // the others are told which ranks ended with exit code 0
   std::optional<Instant> cause_at;         // a rank has said 75: until then another one may say why
@@ -137,6 +139,9 @@ struct Job {
   std::optional<int64_t> low_step;  // lowest of the ranks still running
   int began_anew = 0;               // of these, whose step fell since low_step
   double steps_per_second = 0;
+  // From one step to the next as it is reported, also of an earlier generation; where no speed is known yet,
+  // what the first step of this one took, with whatever came before it. Zero: not known.
+  absl::Duration step_time;
   // low_step and when, of the stretch that it is measured over: a few tens. A deque would hold half a
   // kilobyte while it is empty, in each of 100,000 jobs that have ended.
   std::vector<std::pair<int64_t, Instant>> rate_over;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/probe.h"
 #include "base/units.h"
@@ -12,11 +13,21 @@
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/over_jobs.h"
 #include "runtime/core/head/recovery.h"
+#include "runtime/core/head/restart_policy.h"
 
 namespace gtrain::core {
 namespace {
 
 constexpr size_t kReasonBytesMax = 8 << 10;
+
+// By whom gtrain does not know, since it calls what itself ends stopped.
+bool IsKilled(const RankExit& exit) {
+  return exit.cause == ExitCause::kSignal || exit.cause == ExitCause::kOom;
+}
+
+bool IsError(const RankExit& exit) {
+  return exit.cause == ExitCause::kExited && exit.exit_code != 0 && exit.exit_code != kExitSaved;
+}
 
 }  // namespace
 
@@ -104,6 +115,7 @@ void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration 
   job.start_deadline.reset();
   job.return_deadline.reset();
   job.gone_deadline = now + grace + config_.gone_margin;
+  job.ended_meanwhile.clear();
   job.goodput.EndGeneration(now);
   context_.Emit(job, "revoke", absl::StrCat("generation ", record.generation.value, " is over: ", reason),
                 GoodputText(job, now));
@@ -216,6 +228,35 @@ void JobLife::AwaitFence(Job& job, const std::string& hostnames, Instant now) {
                         "`overlap: allow` in the job file never waits")}};
 }
 
+// Says in one line which ranks ended by themselves when the head had just decided to form their generation
+// anew: an agent that knows of the end calls what follows from it stopped. Where a fault is the reason,
+// others fail with an error code because of it, and only signals are news.
+void JobLife::SayWhoEndedMeanwhile(Job& job, Ending ending) {
+  constexpr size_t kNamed = 3;
+  const JobRecord& record = job.record;
+  const bool fault = ending == Ending::kReform && !record.faults.empty();
+  std::vector<std::string> named;
+  size_t count = 0;
+  for (const int rank : std::exchange(job.ended_meanwhile, {})) {
+    const RankExit* exit = job.ExitOf(rank);
+    if (exit == nullptr || (fault && rank == record.faults.back().rank)) continue;
+    if (!IsKilled(*exit) && (fault || !IsError(*exit))) continue;
+    if (++count > kNamed) continue;
+    const NodeId& node = PlaceOfRank(*record.grant, rank).node;
+    named.push_back(absl::StrCat("rank ", rank, " on ", model_.Hostname(node), ": ", DescribeExit(*exit)));
+  }
+  if (count == 0) return;
+  GT_PROBE("head.says_who_ended_meanwhile");
+  const std::string more = count > kNamed ? absl::StrCat("; and ", count - kNamed, " more") : "";
+  context_.Emit(
+      job, "warning",
+      absl::StrCat(count == 1 ? "a rank ended by itself" : absl::StrCat(count, " ranks ended by themselves"),
+                   " while generation ", record.generation.value,
+                   " was being formed anew, which is charged to nobody: ", absl::StrJoin(named, "; "), more,
+                   ". What was written before that: gtrain logs ", record.id.value, " --generation ",
+                   record.generation.value));
+}
+
 void JobLife::FinishEnding(Job& job, Instant now) {
   const Ending ending = job.record.ending;
   const std::string reason = job.record.ending_reason;
@@ -229,10 +270,11 @@ void JobLife::FinishEnding(Job& job, Instant now) {
     case Ending::kNone:
       return;
     case Ending::kReform:
-      return faults_.DecideAfterFault(job, now);
+      faults_.DecideAfterFault(job, now);
+      return SayWhoEndedMeanwhile(job, ending);
     case Ending::kReplace:
       GT_PROBE("head.replaced_free_of_charge");
-      return;
+      return SayWhoEndedMeanwhile(job, ending);
     case Ending::kCancel:
       return Finish(job, JobState::kCancelled, reason);
     case Ending::kFail:

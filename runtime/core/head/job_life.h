@@ -44,6 +44,7 @@ class JobLife {
  private:
   Instant MayWriteUntil(const Job& job, const Node& node) const;
   void AwaitFence(Job& job, const std::string& hostnames, Instant now);
+  void SayWhoEndedMeanwhile(Job& job, Ending ending);
   void FinishEnding(Job& job, Instant now);
 
   HeadContext& context_;

@@ -20,11 +20,12 @@ namespace {
 constexpr absl::Duration kJoinBatch = absl::Seconds(10);
 constexpr absl::Duration kTryAgain = absl::Seconds(15);
 constexpr int kDoublingsMax = 6;
-// A generation of a program that reports no steps is given so long before it is re-formed.
-constexpr absl::Duration kStepsBy = absl::Seconds(5);
-// And its ranks, to stand still behind a step: this, or a few steps that are longer.
-constexpr absl::Duration kPauseBy = absl::Seconds(30), kPauseByMost = absl::Minutes(10);
-constexpr double kStepsToPause = 3;
+// A generation is given so long to make a step before it is re-formed, or the time of a few steps that are
+// longer; where it stands still for a member that has not come up, kStillBy.
+constexpr absl::Duration kStepBy = absl::Minutes(1), kStillBy = absl::Seconds(5);
+// And its ranks, to stand still behind a step.
+constexpr absl::Duration kPauseBy = absl::Seconds(30), kFewStepsMost = absl::Minutes(10);
+constexpr int kFewSteps = 3;
 
 WaitingRank* Find(Job& job, int number) {
   const size_t index = static_cast<size_t>(number) - job.ranks.size();
@@ -97,17 +98,17 @@ absl::Duration TryAgain(Job& job) {
   return kTryAgain * (1 << std::min(job.join_failures++, kDoublingsMax));
 }
 
-absl::Duration PauseBy(const Job& job) {
-  if (job.steps_per_second <= 0) return kPauseBy;
-  return std::clamp(absl::Seconds(kStepsToPause / job.steps_per_second), kPauseBy, kPauseByMost);
+absl::Duration FewSteps(const Job& job, absl::Duration least) {
+  return std::clamp(kFewSteps * job.step_time, least, kFewStepsMost);
 }
 
 // Each generation makes a step: else those that go on would stand still for as long as others come.
 std::optional<Instant> DueAt(const Job& job) {
   std::optional<Instant> due = job.join_at;
-  if (due && !job.low_step && job.running_since) due = std::max(*due, *job.running_since + kStepsBy);
+  if (due && !job.low_step && job.running_since)
+    due = std::max(*due, *job.running_since + (AbsentOf(job) > 0 ? kStillBy : FewSteps(job, kStepBy)));
   if (due && job.pause_asked && job.ranks[0].status.pause == RankPause::kMay)
-    due = std::max(*due, *job.pause_asked + PauseBy(job));
+    due = std::max(*due, *job.pause_asked + FewSteps(job, kPauseBy));
   return due;
 }
 
@@ -142,7 +143,7 @@ bool Newcomers::AwaitsPause(Job& job, Instant now) {
     context_.Send(job.record.grant->ranks[0].node, SendKind::kReply,
                   PauseRanks{model_.epoch(), job.record.id, job.record.generation});
   }
-  return now < *job.pause_asked + PauseBy(job);
+  return now < *job.pause_asked + FewSteps(job, kPauseBy);
 }
 
 void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {

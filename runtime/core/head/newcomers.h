@@ -6,7 +6,8 @@
 // generation is re-formed free of charge and they are members. Where none comes up they are started anew
 // kTryAgain later, doubling. So are spares that are missing, once the program is known to stay and where
 // there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
-// ranks made a step, nor while a node is silent.
+// ranks made a step (they may report none: or a minute after they began, or three steps of which the time is
+// known from this generation or an earlier one, 10 minutes at most), nor while a node is silent.
 //
 // Likewise where a member that was started has not joined yet and a spare is ready: it takes that place.
 //
@@ -17,7 +18,8 @@
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at w
 // processes beside n ranks costs O(n + w), and a placement where it is due: one for each process that comes
 // up or ends, one when the ranks have stepped and one a tick. Re-forming costs a generation: a revoke, a word
-// that it is over and a grant for each node, two commits; a pause two messages, whatever n is.
+// that it is over, a grant and both ways of the entry barrier for each node, two `RanksStarted` of each rank,
+// which are the most messages of all, and two commits; a pause two messages, whatever n is.
 #pragma once
 #include <optional>
 #include <string>

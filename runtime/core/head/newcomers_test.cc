@@ -72,12 +72,16 @@ class NewcomersTest : public HeadTestWorld {
       FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job, generation, place.rank, step)}, {}});
   }
   // Four ranks on two machines, of which the first has been killed: three go on.
-  JobId ThreeGoOn(const std::string& spec) {
+  JobId ThreeGoOn(const std::string& spec, absl::Duration step_time = absl::ZeroDuration()) {
     Hello("1", 2);
     Hello("2", 2);
     const JobId job = Submit(spec);
     StartRanks(job);
     Steps(job, 1, 5);
+    if (step_time > absl::ZeroDuration()) {
+      Pass(step_time, {"1", "2"});
+      Steps(job, 1, 6);
+    }
     sent_.clear();
     Kill("1", job, 1, 0);
     FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 1}}});
@@ -304,6 +308,36 @@ TEST_F(PauseTest, ALossDoesNotWaitForThePause) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
+// P1: nothing else says why the next generation has one rank less.
+TEST_F(PauseTest, WhoIsKilledWhileAllStandStillIsSaid) {
+  Say(RankPause::kPaused);
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  Kill("2", job_, 2, 1);
+  EXPECT_THAT(Events(job_, "warning"), IsEmpty()) << "all of them in one line";
+  FromNode("1", GenerationGone{job_, {2}, true, "", {{{1}, 1}, {{2}, 3}}});
+  FromNode("2", GenerationGone{job_, {2}, true, "", {{{1}, 3}}});
+  const std::vector<std::string> said = Events(job_, "warning");
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_THAT(said[0], HasSubstr("a rank ended by itself while generation 2 was being formed anew"));
+  EXPECT_THAT(said[0], HasSubstr("rank 1 on host-2: killed by signal 9 (KILL)"));
+  EXPECT_THAT(said[0], HasSubstr(absl::StrCat("gtrain logs ", job_.value, " --generation 2")));
+  EXPECT_EQ(Status(job_).at("restarts"), 1) << "and it is charged as before";
+}
+
+TEST_F(PauseTest, AnErrorWhileAllStandStillIsSaidAndAnOrdinaryEndIsNot) {
+  Say(RankPause::kPaused);
+  FromNode(first_, RankExited{Exit(job_, 2, 0, 75)});
+  RankExit stopped = Exit(job_, 2, 1, 1);
+  stopped.cause = ExitCause::kStopped;
+  FromNode("2", RankExited{stopped});
+  FromNode("2", RankExited{Exit(job_, 2, 2, 3)});
+  FromNode("1", GenerationGone{job_, {2}, true, "", {{{2}, 3}}});
+  FromNode("2", GenerationGone{job_, {2}, true, "", {}});
+  const std::vector<std::string> said = Events(job_, "warning");
+  ASSERT_THAT(said, SizeIs(1));
+  EXPECT_THAT(said[0], HasSubstr("charged to nobody: rank 2 on host-2: exit code 3. What"));
+}
+
 TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
   Kill("1", job_, 2, 3);  // who was to come
   Say(RankPause::kPaused);
@@ -355,9 +389,47 @@ TEST_F(NewcomersTest, WithoutStepsItJoinsAWhileLater) {
   StartRanks(job);
   sent_.clear();
   IsNow("1", job, 2, 3, RankState::kJoined);
-  Pass(absl::Seconds(4), {"1", "2"});
+  Pass(absl::Seconds(58), {"1", "2"});
   EXPECT_THAT(Sent<Revoke>(), IsEmpty());
-  Pass(absl::Seconds(2), {"1", "2"});
+  Pass(absl::Seconds(4), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+}
+
+// Ten that came up one after the other, each within a step of 70 s, had the others compute their first step
+// again and again: three and a half minutes without an update.
+TEST_F(NewcomersTest, ALongFirstStepIsNotInterrupted) {
+  const JobId job = ThreeGoOn("train 2 4 in-place", absl::Seconds(70));
+  StartRanks(job);
+  const std::vector<RankPlace> ranks = Newest().ranks;
+  sent_.clear();
+  IsNow("1", job, 2, 3, RankState::kJoined);
+  Pass(absl::Seconds(200), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "three steps are 210 s";
+  for (const RankPlace& place : ranks)
+    FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job, 2, place.rank, 10)}, {}});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+}
+
+// Nor is the step in which ranks are asked to stand still, where it is the first of its generation and of the
+// job, so that no speed is known.
+TEST_F(NewcomersTest, ALongStepIsNotInterruptedForWhoComes) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  Pass(absl::Seconds(25), {"1", "2"});
+  Steps(job, 2, 6);
+  for (const RankPlace& place : Newest().ranks)
+    IsNow(place.node.value, job, 2, place.rank, RankState::kJoined);
+  const std::string first = Newest().ranks[0].node.value;
+  RankStatus status = Step(job, 2, 0, 6);
+  status.state = RankState::kJoined;
+  status.pause = RankPause::kMay;
+  FromNode(first, RanksStarted{job, {2}, {status}});
+  sent_.clear();
+  IsNow("1", job, 2, 3, RankState::kJoined);
+  Pass(absl::Seconds(70), {"1", "2"});
+  EXPECT_THAT(Sent<PauseRanks>(), SizeIs(1));
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "three steps are 75 s";
+  Pass(absl::Seconds(10), {"1", "2"});
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 

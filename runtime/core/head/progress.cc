@@ -15,6 +15,13 @@
 #include "base/probe.h"
 
 namespace gtrain::core {
+// Programs that report every hundredth step change it seldom, however fast they are.
+absl::Duration BetweenSteps(const Job& job) {
+  const auto& over = job.rate_over;
+  if (over.size() < 2) return absl::ZeroDuration();
+  return (over.back().second - over.front().second) / static_cast<int64_t>(over.size() - 1);
+}
+
 namespace {
 
 constexpr absl::Duration kRateStretch = absl::Seconds(30);
@@ -42,18 +49,13 @@ void MeasureRate(Job& job, int64_t low, Instant now) {
   while (over.size() > 2 && now - over.front().second > kRateStretch) over.erase(over.begin());
   // The first of a generation may be of one rank alone, or of a first step that compiled something.
   const auto& [from, since] = over.size() > 2 ? over[1] : over[0];
-  if (over.size() > 1 && now - since >= kRateFirst)
-    job.steps_per_second = static_cast<double>(low - from) / absl::ToDoubleSeconds(now - since);
+  if (over.size() <= 1 || now - since < kRateFirst) return;
+  job.steps_per_second = static_cast<double>(low - from) / absl::ToDoubleSeconds(now - since);
+  if (job.steps_per_second > 0)
+    job.step_time = std::max(absl::Seconds(1 / job.steps_per_second), BetweenSteps(job));
 }
 
 }  // namespace
-
-// Programs that report every hundredth step change it seldom, however fast they are.
-absl::Duration BetweenSteps(const Job& job) {
-  const auto& over = job.rate_over;
-  if (over.size() < 2) return absl::ZeroDuration();
-  return (over.back().second - over.front().second) / static_cast<int64_t>(over.size() - 1);
-}
 
 // A program may count its steps within an epoch, or go back to a checkpoint by itself. It has begun anew once
 // all ranks that tell steps have: one that stands still while another goes round and round is a stall.
@@ -75,6 +77,7 @@ void Progress::UpdateProgress(Job& job, Instant now) {
   if (fell && !AllBeganAnew(job)) return;
   if (fell) job.rate_over.clear();
   MeasureRate(job, low, now);
+  if (!job.low_step && job.running_since) job.step_time = std::max(job.step_time, now - *job.running_since);
   job.low_step = low;
   job.goodput.Advance(now);
   // A head that restarts knows by the record that the ranks step.

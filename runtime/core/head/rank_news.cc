@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "runtime/core/head/faults.h"
@@ -150,8 +151,10 @@ void RankNews::OnExited(const NodeId& node, const RankExit& exit, Instant now) {
   kept.tail = LastBytes(exit.tail, kExitTailBytes);
   job->SetExit(job->ranks[exit.rank], std::move(kept));
   context_.Dirty(*job);
-  if (!job->Live()) GT_PROBE("head.exit_after_revoke");
-  if (!job->Live()) return;  // the consequence of a revoke, not a cause
+  if (!job->Live()) {  // the consequence of a revoke, not a cause
+    GT_PROBE("head.exit_after_revoke");
+    return job->ended_meanwhile.push_back(exit.rank);
+  }
   const bool well = exit.cause == ExitCause::kExited && exit.exit_code == 0;
   const bool all = job->record.exits.size() == job->ranks.size();
   if (!well && !faults_.AwaitsCause(*job, exit, now))
@@ -299,7 +302,9 @@ void RankNews::TakeNewest(Job& job, const CheckpointReport& newest) {
 
 void RankNews::OnNote(const NodeId& node, const AgentNote& note) {
   // Whether the last of a log could be written is known only when the ranks, and so the job, may be over.
-  Job* const over = note.kind == kLogsNote ? model_.FindJob(note.job) : nullptr;
+  // What was said of data came before that, and maybe to a head that died before it kept it.
+  const bool may_be_late = note.kind == kLogsNote || note.kind == kSamplesNote;
+  Job* const over = may_be_late ? model_.FindJob(note.job) : nullptr;
   const bool late = over != nullptr && IsFinal(over->record.state) && over->HoldsNode(node) &&
                     over->record.generation == note.generation;
   Job* job = late ? over : CurrentJob(node, note.job, note.generation);
@@ -324,12 +329,21 @@ void RankNews::EmitNote(Job& job, const std::string& kind, std::string text) {
   context_.Dirty(job);
 }
 
+// Whether that is an event of this generation, for agents repeat what was said of data to each head.
+bool RankNews::IsTold(const Job& job, const AgentNote& note, absl::string_view text) const {
+  return std::ranges::any_of(job.events, [&](const auto& event) {
+    return event->generation == note.generation && event->kind == note.kind &&
+           absl::EndsWith(event->text, absl::StrCat(": ", text));
+  });
+}
+
 // Takes a rank's note as a state of the job. When a storage cannot be read, saves fail, a directory changes
 // hands or samples are trained, people also want to know when: these are events, too.
 void RankNews::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   std::string& known = job.rank_notes[note.kind];
   std::string text = note.text.substr(0, kRankNoteBytesMax);
   if (text == known) return;
+  if (note.kind == kSamplesNote && IsTold(job, note, text)) return;
   const bool changes = known.empty() || text.empty();  // else another machine says the same in other words
   known = std::move(text);
   const bool told_when_it_changes =

@@ -6,6 +6,7 @@
 #pragma once
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "runtime/core/head/head_context.h"
 #include "runtime/core/head/head_model.h"
 
@@ -47,6 +48,7 @@ class RankNews {
   void RunningIfAllStarted(Job& job, Instant now);
   void SayWhoIsMissing(const Job& job, const NodeId& node, uint64_t sequence);
   void EmitNote(Job& job, const std::string& kind, std::string text);
+  bool IsTold(const Job& job, const AgentNote& note, absl::string_view text) const;
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
 
   HeadContext& context_;
