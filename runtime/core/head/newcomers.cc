@@ -1,6 +1,7 @@
 #include "runtime/core/head/newcomers.h"
 
 #include <algorithm>
+#include <csignal>
 #include <iterator>
 #include <set>
 #include <utility>
@@ -424,8 +425,9 @@ std::string SilentText(const Job& job) {
   for (size_t i = 0; i < job.ranks.size(); ++i) {
     const int rank = static_cast<int>(i);
     const RankExit* exit = job.ExitOf(rank);
-    const bool heard =
-        exit != nullptr && exit->cause != ExitCause::kStopped;  // it did not end with the others
+    // Who ends when it is told to has answered: what stands still is killed for that.
+    const bool killed = exit != nullptr && exit->cause == ExitCause::kStopped && exit->signal == SIGKILL;
+    const bool heard = exit != nullptr && !killed;
     if (job.ranks[i].silent && job.ranks[i].started && !heard &&
         !job.hung.contains(ProcessOf(*job.record.grant, rank)))
       silent.push_back(rank);

@@ -334,8 +334,9 @@ TEST_F(PauseTest, AnErrorWhileAllStandStillIsSaidAndAnOrdinaryEndIsNot) {
   FromNode("1", GenerationGone{job_, {2}, true, "", {{{2}, 3}}});
   FromNode("2", GenerationGone{job_, {2}, true, "", {}});
   const std::vector<std::string> said = Events(job_, "warning");
-  ASSERT_THAT(said, SizeIs(1));
+  ASSERT_THAT(said, SizeIs(2));
   EXPECT_THAT(said[0], HasSubstr("charged to nobody: rank 2 on host-2: exit code 3. What"));
+  EXPECT_THAT(said[1], HasSubstr("begins anew from nothing")) << "nobody who had a state goes on";
 }
 
 TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
@@ -602,6 +603,7 @@ TEST_F(NewcomersTest, AMemberThatDoesNotAnswerIsNotReplacedInSilence) {
   Kill(first, job, 2, 0);
   RankExit ended = Exit(job, 2, 1, 0);
   ended.cause = ExitCause::kStopped;
+  ended.signal = 9;
   FromNode(first, RankExited{ended});
   FromNode(first, GenerationGone{job, {2}});
   FromNode(spare, GenerationGone{job, {2}, true, "", {{{2}, 2}}});
