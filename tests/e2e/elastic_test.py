@@ -556,7 +556,7 @@ class ElasticRunTest(harness.GtrainTest):
         after = wait_until('other processes that step', lambda: {pid: lines for pid, lines in self.trained().items() if pid not in before and lines})
         self.assertEqual({lines[0][1] for lines in after.values()}, {1})
         wait_until('status to say so', lambda: 'the job file has no `checkpoint:` that keeps it, so training begins anew' in self.job('anew')['restore'])
-        self.assertIn('training began anew', self.gtrain('status', 'anew').stdout)
+        self.assertIn('training begins anew', self.gtrain('status', 'anew').stdout)
         self.gtrain('stop', 'anew', '--now')
 
     def test_a_stop_is_the_same_step_for_all(self):
