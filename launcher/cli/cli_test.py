@@ -159,6 +159,34 @@ class LeftJobs(CliTest):
         os.truncate(os.path.join(run_dir, 'logs/generation-2/rank-0.out'), 0)
         self.assertIn('generation 4 has written nothing, and no earlier one has\n', self.run_gtrain('logs', run_dir, expect=0).err)
 
+    def test_logs_of_earlier_generations_are_named_and_whole(self):
+        """In place each generation has logs of its own, and may have had other ranks than the newest."""
+        run_dir = self.left(3)
+        for generation, ranks in ((1, 2), (2, 3), (3, 1)):
+            logs = os.path.join(run_dir, 'logs', f'generation-{generation}')
+            os.makedirs(logs)
+            for rank in range(ranks):
+                with open(os.path.join(logs, f'rank-{rank}.out'), 'w') as out:
+                    out.write(f'{generation} {rank}\n')
+        newest = self.run_gtrain('logs', run_dir, expect=0)
+        self.assertEqual(newest.out, '3 0\n')
+        self.assertIn('this is generation 3; earlier ones wrote, too: --generation 1 to 2\n', newest.err)
+        earlier = self.run_gtrain('logs', '--generation', '2', run_dir, expect=0)
+        self.assertEqual([line.split(': ')[1] for line in earlier.out.splitlines()], ['2 0', '2 1', '2 2'])
+        self.assertNotIn('earlier', earlier.err)
+
+    def test_logs_of_who_waited_and_wrote_nothing_are_empty(self):
+        """A spare that ended in its first moment has no file, and what was said of its end names its logs."""
+        run_dir = self.left(4)
+        logs = os.path.join(run_dir, 'logs', 'generation-4')
+        os.makedirs(logs)
+        with open(os.path.join(logs, 'rank-0.out'), 'w') as out:
+            out.write('hello\n')
+        done = self.run_gtrain('logs', '--generation', '4', '--rank', '4', run_dir, expect=0)
+        self.assertEqual(done.out, '')
+        self.assertIn('rank 4 has written nothing in generation 4\n', done.err)
+        self.assertIn('no logs of generation 2 are left', self.run_gtrain('logs', '--generation', '2', '--rank', '4', run_dir, expect=1).err)
+
     def test_an_audit_within_the_first_epoch_counts_no_epochs(self):
         def said(step, sample):
             return dict(kind='samples', generation=1, text=f'rank 0 on h: train: step {step}, epoch 0 of 3, sample {sample} of 60, batches of 6, '

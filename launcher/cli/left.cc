@@ -14,11 +14,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/folder.h"
 #include "base/json_depth.h"
 #include "base/json_text.h"
 #include "base/status_macros.h"
+#include "job/spec/parse.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
@@ -216,6 +219,22 @@ std::optional<uint64_t> NewestWritten(const std::string& run_dir, uint64_t gener
   return std::nullopt;
 }
 
+int RanksLogged(const std::string& run_dir, uint64_t generation) {
+  int ranks = 0;
+  std::error_code error;
+  const std::string folder = absl::StrCat(run_dir, "/logs/", kGenerationPrefix, generation);
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().native();
+    absl::string_view number = name;
+    int rank = 0;
+    const bool is_log = absl::ConsumePrefix(&number, "rank-") &&
+                        (absl::ConsumeSuffix(&number, ".out") || absl::ConsumeSuffix(&number, ".err"));
+    if (is_log && absl::SimpleAtoi(number, &rank) && rank >= 0 && rank < spec::kRanksMax)
+      ranks = std::max(ranks, rank + 1);
+  }
+  return ranks;
+}
+
 absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
                                    bool is_stderr, uint64_t offset) {
   constexpr size_t kPiece = 1 << 20;
@@ -230,13 +249,9 @@ absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> ge
   const std::string name = absl::StrCat("rank-", rank, is_stderr ? ".err" : ".out");
   const UniqueFd file(openat(dir.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info = {};
-  // Some waited beside the ranks, with numbers behind theirs.
-  if (!file.valid() && errno == ENOENT && rank >= job.world_size) {
-    return absl::FailedPreconditionError(absl::StrCat(job.id, " has ranks 0 to ", job.world_size - 1,
-                                                      ", and ", folder, " has no log of a rank ", rank));
-  }
-  if (!file.valid() && errno == ENOENT)
-    return LogDoc{.next_offset = offset, .end = true};  // it wrote nothing
+  // It wrote nothing: perhaps it waited beside the ranks, with a number behind theirs, which nobody
+  // remembers.
+  if (!file.valid() && errno == ENOENT) return LogDoc{.next_offset = offset, .end = true};
   if (!file.valid() || fstat(file.get(), &info) != 0) return ErrnoStatus(errno, folder + "/" + name);
   if (!S_ISREG(info.st_mode))
     return absl::FailedPreconditionError(absl::StrCat(folder, "/", name, " is not a regular file"));

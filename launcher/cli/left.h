@@ -39,7 +39,11 @@ bool HasLogs(const std::string& run_dir);
 // here.
 std::optional<uint64_t> NewestWritten(const std::string& run_dir, uint64_t generation);
 
-// Reads the output of a rank, from `offset` on, at most a piece.
+// One more than the highest rank that has a log of the generation there, 0: none has. Who wrote nothing, and
+// who waited beside the ranks and did, nobody else remembers.
+int RanksLogged(const std::string& run_dir, uint64_t generation);
+
+// Reads the output of a rank, from `offset` on, at most a piece. Of one that has no log it is empty.
 absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
                                    bool is_stderr, uint64_t offset);
 

@@ -65,6 +65,7 @@ absl::StatusOr<json> ParseObject(absl::string_view text) {
 std::vector<std::string> ReadNotes(const json& job) {
   std::vector<std::string> notes;
   for (const auto& [key, words] : {std::pair{"waits", ""},
+                                   {"newcomers", ""},
                                    {"spares", "spares: "},
                                    {"progress", ""},
                                    {"checkpoint_policy", "checkpoints "},

@@ -160,7 +160,7 @@ class ElasticTest(harness.GtrainTest):
         events = self.read(glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'events.jsonl'))[0])
         self.assertRegex(events, 'rank 3 on .*exit code 1; it came up to join the others')
         os.unlink(os.path.join(self.out, 'come'))
-        wait_until('another try', lambda: [rank['pid'] for rank in self.newcomers('broken') if rank['pid'] not in (0, first[0])])
+        wait_until('another try', lambda: [rank['pid'] for rank in self.newcomers('broken') if rank['pid'] not in (None, first[0])])
         self.let_come()
         self.await_members(4)
         self.finish('broken')
@@ -175,7 +175,7 @@ class ElasticTest(harness.GtrainTest):
         after = self.await_members(3, but=[before[0]])
         self.assertEqual(set(after.values()), {*before.values(), spare} - {before[0]})
         self.await_steps(10)
-        another = wait_until('another spare', lambda: [rank['pid'] for rank in self.newcomers('spare') if rank['pid'] not in (0, spare)])[0]
+        another = wait_until('another spare', lambda: [rank['pid'] for rank in self.newcomers('spare') if rank['pid'] not in (None, spare)])[0]
         generation = self.job('spare')['generation']
         os.kill(another, signal.SIGKILL)
         wait_until('its end', lambda: [rank['state'] for rank in self.newcomers('spare')] == ['exited'])
@@ -185,7 +185,12 @@ class ElasticTest(harness.GtrainTest):
         self.assertEqual(self.await_members(3), after)
         wait_until('a third one', lambda: [rank['pid'] for rank in self.newcomers('spare') if rank['state'] != 'exited'])
         self.assertEqual(set(self.await_members(3).values()), set(after.values()), 'nobody but the spare is another one')
+        logs = self.gtrain('logs', 'spare', '--generation', str(generation), '--rank', '3')
+        self.assertRegex(logs.stdout + logs.stderr, '.', 'as the words on its end say')
         self.finish('spare')
+        logs = self.gtrain('logs', 'spare', '--rank', '3')
+        self.assertRegex(logs.stdout + logs.stderr, '.', 'of who waited beside a job that is over')
+        self.assertIn('has ranks 0 to 3', self.gtrain('logs', 'spare', '--rank', '4', expect=1).stderr)
         self.end_local_cluster()
 
     def test_a_spare_that_does_not_answer_is_not_counted_on(self):
@@ -209,6 +214,20 @@ class ElasticTest(harness.GtrainTest):
         self.assertNotIn('its program hangs', events)
         self.assertRegex(self.gtrain('why', 'silent').stdout, r'newcomer: rank \d on \S+, .*, did not answer when generation \d+ ended \(it stood still')
         self.finish('silent')
+        self.end_local_cluster()
+
+    def test_a_rank_that_does_not_answer_is_not_replaced_in_silence(self):
+        """P1: it was stopped beside another one that was killed. Its process is ended, and that is said."""
+        self.launch('stopped', '{min: 1, max: 3}', 'in-place, spares: 1')
+        self.await_members(2)
+        self.gtrain('scale', '-n', '3', 'stopped', '--now')
+        before = self.await_members(3)
+        os.kill(before[1], signal.SIGSTOP)
+        wait_until('its stop', lambda: b') T' in harness.read_proc(before[1], 'stat'))
+        os.kill(before[0], signal.SIGKILL)
+        self.await_members(3, but=[before[0], before[1]])
+        self.assertRegex(self.gtrain('why', 'stopped').stdout, r'warning: rank 1 on \S+ did not answer when generation \d+ ended \(it stood still')
+        self.finish('stopped')
         self.end_local_cluster()
 
     def test_who_follows_the_logs_misses_no_line(self):
@@ -242,6 +261,38 @@ class ElasticTest(harness.GtrainTest):
             self.assertEqual(len(shown), len(written), f'lines that {follower.argv[1]} showed twice')
         for generation in range(first + 1, first + 4):
             self.assertIn(f'gtrain: generation {generation}\n', followers[0].output())
+        self.end_local_cluster()
+
+    def test_who_follows_the_logs_outlives_agent_and_head(self):
+        """P1, H1: the next head does not remember where earlier generations ran; their logs lie here, and later ones are followed."""
+        program = os.path.join(self.dir, 'talks.py')
+        with open(program, 'w') as out:
+            out.write(TALKS)
+        self.launch('talks', '3', 'in-place, spares: 1', program=program)
+        before = self.await_members(3)
+        wait_until('a spare', lambda: [rank['pid'] for rank in self.newcomers('talks') if rank['state'] == 'waiting'])
+        first = self.job('talks')['generation']
+        follower = self.start('logs', '-f', 'talks')
+        follower.wait_for(r'line \d+ \d+')
+        os.kill(follower.popen.pid, signal.SIGSTOP)  # the newest generation that it knows will be a forgotten one, and the next as well
+        os.kill(self.daemons('agent')[0], signal.SIGKILL)
+        os.kill(before[0], signal.SIGKILL)
+        between = self.await_members(3, but=[before[0]])
+        os.kill(self.daemons('head')[0], signal.SIGKILL)
+        os.kill(between[0], signal.SIGKILL)
+        self.await_members(3, but=[before[0], between[0]])
+        wait_until('the next head', lambda: (self.job('talks') or {}).get('generation', 0) >= first + 2)
+        os.kill(follower.popen.pid, signal.SIGCONT)
+        self.await_steps(10)
+        self.finish('talks')
+        self.assertEqual(follower.wait(), 0, follower.output()[-1000:])
+        logs = glob.glob(os.path.join(self.dir, 'gtrain-runs', '*', 'logs', 'generation-*', 'rank-*.out'))
+        written = [line for path in logs if int(re.search(r'generation-(\d+)', path)[1]) >= first
+                   for line in re.findall(r'line \d+ \d+', self.read(path))]
+        shown = re.findall(r'line \d+ \d+', follower.output())
+        self.assertEqual(sorted(set(written) - set(shown)), [], 'lines that were not shown')
+        self.assertEqual(len(shown), len(written), 'lines that were shown twice')
+        self.assertNotIn('is not shown', follower.output())
         self.end_local_cluster()
 
     def test_spares_of_a_program_that_does_not_stay_disturb_nobody(self):
@@ -505,7 +556,7 @@ class ElasticRunTest(harness.GtrainTest):
         after = wait_until('other processes that step', lambda: {pid: lines for pid, lines in self.trained().items() if pid not in before and lines})
         self.assertEqual({lines[0][1] for lines in after.values()}, {1})
         wait_until('status to say so', lambda: 'the job file has no `checkpoint:` that keeps it, so training begins anew' in self.job('anew')['restore'])
-        self.assertIn('training began anew', self.gtrain('status', 'anew').stdout)
+        self.assertIn('training begins anew', self.gtrain('status', 'anew').stdout)
         self.gtrain('stop', 'anew', '--now')
 
     def test_a_stop_is_the_same_step_for_all(self):

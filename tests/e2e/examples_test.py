@@ -84,7 +84,7 @@ resources: {{cpus: 1, oversubscribe: true}}
             lost += 1
             wait_until('the others', lambda: (lambda job: job['generation'] and victim not in {rank['pid'] for rank in job['ranks']})(self.job('softmax')))
             # A status of the moment in which a generation is granted has no pids yet.
-            wait_until('the survivors in their processes', lambda: pids - {victim, 0} <= {rank['pid'] for rank in self.job('softmax')['ranks']})
+            wait_until('the survivors in their processes', lambda: pids - {victim, None} <= {rank['pid'] for rank in self.job('softmax')['ranks']})
         self.assertGreaterEqual(lost, 2)
         self.wait_for_state('softmax', 'SUCCEEDED', seconds=TRAINING)
         self.gtrain('data', 'audit', 'softmax')

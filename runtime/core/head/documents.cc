@@ -111,7 +111,7 @@ struct RankNow {
   int rank = 0, local_rank = 0;
   size_t node = 0;              // in JobNow::nodes
   const char* state = nullptr;  // it, pid, step and busy: of a generation that this head has seen
-  int64_t pid = 0;
+  int64_t pid = 0;              // 0: not known
   std::optional<int64_t> step;
   std::optional<double> busy;
   struct End {
@@ -122,10 +122,12 @@ struct RankNow {
 };
 
 // Found when the document is made, as kStuckNote is.
-constexpr char kSparesNote[] = "spares";  // why there are fewer than the job file asks for
-constexpr char kWaitsNote[] = "waits";    // for which rank the others stand still before a first step
-constexpr std::array kNotes = {kCompressionNote, kRestoreNote,  kOwnerNote,  kStorageNote, kSavesNote,
-                               kLogsNote,        kProgressNote, kSparesNote, kWaitsNote,   kStuckNote};
+constexpr char kNewcomersNote[] = "newcomers";  // when those that are to join are tried again
+constexpr char kSparesNote[] = "spares";        // why there are fewer than the job file asks for
+constexpr char kWaitsNote[] = "waits";          // for which rank the others stand still before a first step
+constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,    kStorageNote,
+                               kSavesNote,       kLogsNote,    kProgressNote, kNewcomersNote,
+                               kSparesNote,      kWaitsNote,   kStuckNote};
 
 // The notes of the ranks of this generation or, where they have none, of an earlier one.
 using Notes = std::array<std::string, kNotes.size()>;
@@ -141,7 +143,8 @@ Notes NotesOf(const Job& job, Instant now) {
     }
   }
   if (!job.Live()) return notes;
-  notes[notes.size() - 3] = SparesText(job);
+  notes[notes.size() - 4] = NewcomersText(job, now);
+  notes[notes.size() - 3] = SparesText(job, now);
   notes[notes.size() - 2] = AwaitedText(job);
   notes.back() = StuckText(job, now);
   return notes;
@@ -346,7 +349,8 @@ json RankDocuments(const JobNow& job, bool with_pids) {
                  {"hostname", job.nodes[now.node].hostname}};
     if (now.state != nullptr) {
       rank["state"] = now.state;
-      if (with_pids) rank["pid"] = now.pid;
+      // A head that has just started does not know it, and `kill -9 0` kills the caller's own processes.
+      if (with_pids) rank["pid"] = now.pid > 0 ? json(now.pid) : json(nullptr);
       rank["step"] = OrNull(now.step);
       rank["busy"] = OrNull(now.busy);
     }

@@ -78,6 +78,15 @@ TEST_F(HeadDocumentsTest, ADocumentIsOfTheMomentInWhichItWasAsked) {
   EXPECT_EQ(why.document->Json(), why_text);
 }
 
+// Who reads 0 and kills it kills the processes of his own group.
+TEST_F(HeadDocumentsTest, APidThatIsNotKnownIsNull) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  EXPECT_TRUE(Status(job).at("ranks").at(0).at("pid").is_null());
+  StartRanks(job);
+  EXPECT_GT(Status(job).at("ranks").at(0).at("pid"), 0);
+}
+
 // By then the number may be that of another process.
 TEST_F(HeadDocumentsTest, NoPidsAreToldOfAJobThatIsOver) {
   Hello("1");

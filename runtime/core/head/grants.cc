@@ -44,15 +44,18 @@ GenerationGrant NextOf(const Job& job) {
   return grant;
 }
 
-// Says when all that a job in place had trained is gone; empty: it is not, or the head cannot know.
-std::string BeginsAnewText(const Job& job) {
+// Says when all that a job in place had trained is gone; empty: it is not, or the head cannot know. `stay`:
+// of its ranks, how many were ranks of the generation before. A spare that takes a place has no state.
+std::string BeginsAnewText(const Job& job, int stay) {
   const JobRecord& record = job.record;
-  if (!job.spec.in_place || job.going_on > 0 || job.checkpoint || !record.last_step) return "";
+  if (!job.spec.in_place || stay > 0 || job.checkpoint || !record.last_step) return "";
   GT_PROBE("head.begins_anew");
-  return absl::StrCat("generation ", record.generation.value,
-                      " begins anew from nothing: no process of generation ", record.generation.value - 1,
+  return absl::StrCat("generation ", record.generation.value, " begins anew from nothing: no ",
+                      job.going_on > 0 ? "rank" : "process", " of generation ", record.generation.value - 1,
                       " goes on in it",
-                      job.stays ? "" : ", since the program did not join to stay (docs/python.md)",
+                      job.going_on > 0 ? ", and who waited beside them has no state"
+                      : job.stays      ? ""
+                                       : ", since the program did not join to stay (docs/python.md)",
                       ", and no checkpoint is committed. The last step was ", *record.last_step,
                       ". A `checkpoint:` in the job file would keep it; what the program saves by itself "
                       "gtrain does not see");
@@ -133,6 +136,8 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
     grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
   Keep(record, grant);
+  const int stay = MembersThatStay(job, grant);
+  const std::string silent = SilentText(job);
   grant.master_address = grant.nodes[0].address;
   grant.master_port = PickPort(job, grant.nodes[0].node);
   record.generation = grant.generation;
@@ -155,8 +160,9 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
     job.record.started_at = context_.Wall(now);
   }
   if (!record.grant->waiting.empty()) GT_PROBE("head.grants_beside");
-  const std::string places = PlacesText(job), anew = BeginsAnewText(job);
+  const std::string places = PlacesText(job), anew = BeginsAnewText(job, stay);
   for (const std::string& warning : placement.warnings) context_.Emit(job, "warning", warning);
+  if (!silent.empty()) context_.Emit(job, "warning", silent);
   if (!anew.empty()) context_.Emit(job, "warning", anew);
   context_.Emit(job, "grant",
                 absl::StrCat("generation ", record.generation.value, ", timeline ", record.timeline.value,
@@ -200,6 +206,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.coming.clear();
   job.hung.clear();
   job.join_at.reset();
+  job.no_room = false;
   job.pause_asked.reset();
   job.running_since.reset();
   job.waiting.assign(job.record.grant->waiting.size(), WaitingRank{{}, now});

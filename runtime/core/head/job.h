@@ -36,6 +36,7 @@ struct RankLive {
   int exit = -1;                        // its place in record.exits; -1: it has not ended
   std::optional<Instant> stepped_at;    // when its step was last another
   bool began_anew = false;              // its step fell since Job::low_step
+  bool silent = false;                  // it does not go on, though the generation was re-formed
   std::optional<Instant> idle_since;    // while its agent says that it rests
   std::optional<RankStatus> pace_from;  // at the beginning of the stretch that is measured
   std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
@@ -156,6 +157,8 @@ struct Job {
   std::optional<Instant> running_since;             // all of its ranks have started
   std::optional<Instant> join_at;                   // those that have come up join then, whoever else has not
   std::optional<Instant> pause_asked;               // its ranks were asked to pause for that
+  bool no_room = false;                             // at the last look, for more than come up already
+  std::string newcomer_ended;                       // why the last one did; empty: one has come up since
   int join_failures = 0;                            // in a row
   std::optional<Instant> keep_until;                // no longer, where no room is found
   std::set<ProcessId> hung;                         // that are to blame for its end: they do not go on

@@ -188,6 +188,12 @@ void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& gran
   Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
 }
 
+int MembersThatStay(const Job& job, const GenerationGrant& next) {
+  const std::set<ProcessId> were = MembersBefore(job);
+  return static_cast<int>(std::ranges::count_if(
+      next.ranks, [&](const RankPlace& place) { return were.contains(place.process); }));
+}
+
 std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes) {
   std::set<NodeId> of_ranks, of_others;
   for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);

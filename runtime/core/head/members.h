@@ -18,6 +18,10 @@ namespace gtrain::core {
 // Sets `ranks`, `waiting` and `world_size` of the grant that follows the newest of the job.
 void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant);
 
+// How many members of the newest generation of the job are members of the one that follows it: these have the
+// state, unlike those that waited beside it.
+int MembersThatStay(const Job& job, const GenerationGrant& next);
+
 // Of these nodes those of the grant: rank 0 is on the first of them.
 std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> nodes);
 

@@ -1,6 +1,7 @@
 #include "runtime/core/head/newcomers.h"
 
 #include <algorithm>
+#include <csignal>
 #include <iterator>
 #include <set>
 #include <utility>
@@ -76,6 +77,19 @@ int SparesOf(const Job& job) {
   return job.Spares() * static_cast<int>(job.record.grant->ranks.size() / nodes.size());
 }
 
+// "rank 1 on a, rank 2 on b and 7 more"
+std::string WhoText(const GenerationGrant& grant, const std::vector<int>& ranks, size_t named) {
+  std::string who;
+  for (size_t i = 0; i < std::min(ranks.size(), named); ++i) {
+    const NodeId& node = grant.ranks[static_cast<size_t>(ranks[i])].node;
+    const auto place = std::ranges::find(grant.nodes, node, &NodePlace::node);
+    absl::StrAppend(&who, i > 0 ? ", rank " : "rank ", ranks[i], " on ",
+                    place != grant.nodes.end() ? place->hostname : node.value);
+  }
+  if (ranks.size() > named) absl::StrAppend(&who, " and ", ranks.size() - named, " more");
+  return who;
+}
+
 // The first spares are started as soon as the program is known to stay.
 absl::Duration TryAgain(Job& job) {
   if (job.waiting.empty() && job.join_failures == 0) {
@@ -109,6 +123,7 @@ void Newcomers::OnStatus(Job& job, const RankStatus& status, Instant now) {
   if (IsReady(*one)) {
     job.stays = true;
     job.join_failures = 0;
+    job.newcomer_ended.clear();
     job.hung.erase(ProcessOf(*job.record.grant, status.rank));  // late, and here
   }
   if (was_over || IsReady(*one) != was_ready) Consider(job, now);
@@ -137,9 +152,11 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   if (one == nullptr || one->ended || !job.Live()) return;
   GT_PROBE("head.newcomer_ends");
   one->over = one->ended = true;
+  const std::string why = faults_.FaultOf(job, exit).message;
+  SayWhyLast(job, why);
   context_.Emit(
       job, "newcomer",
-      absl::StrCat(faults_.FaultOf(job, exit).message,
+      absl::StrCat(why,
                    BecomesMember(job) ? "; it came up to join the others, which go on" : "; it was a spare",
                    ". Its log: gtrain logs ", job.record.id.value, " --generation ",
                    job.record.generation.value, " --rank ", exit.rank));
@@ -147,9 +164,16 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   PlanAnew(job, now);
 }
 
+// In short, for as long as none has come up since.
+void Newcomers::SayWhyLast(Job& job, const std::string& why) {
+  constexpr size_t kBytes = 200;
+  job.newcomer_ended = Shortened(why.substr(0, why.find('\n')), kBytes);
+}
+
 // Of what was planned with one that is gone.
 void Newcomers::PlanAnew(Job& job, Instant now) {
   job.join_at.reset();
+  job.no_room = false;
   job.pause_asked.reset();
   Consider(job, now);
 }
@@ -181,13 +205,17 @@ void Newcomers::OnHeld(Job& job, const NodeId& node, const HeldGeneration& held,
 void Newcomers::OnGone(Job& job, const NodeId& node, const GenerationGone& gone) {
   if (!MayGoOn(job, gone.generation)) return;
   const GenerationGrant& grant = *job.record.grant;
+  const auto goes_on = [&](int number) {
+    const ProcessId process = ProcessOf(grant, number);
+    return std::ranges::count(gone.kept, process) > 0 || std::ranges::count(gone.coming, process) > 0;
+  };
+  for (const RankPlace& place : grant.ranks) {
+    if (place.node == node) job.ranks[static_cast<size_t>(place.rank)].silent = !goes_on(place.rank);
+  }
   for (size_t i = 0; i < job.waiting.size(); ++i) {
     WaitingRank& one = job.waiting[i];
     const int number = static_cast<int>(job.ranks.size() + i);
-    const ProcessId process = ProcessOf(grant, number);
-    if (one.over || grant.waiting[i].node != node || std::ranges::count(gone.kept, process) > 0 ||
-        std::ranges::count(gone.coming, process) > 0)
-      continue;
+    if (one.over || grant.waiting[i].node != node || goes_on(number)) continue;
     GT_PROBE("head.newcomer_is_silent");
     one.over = one.ended = true;
     context_.Emit(
@@ -211,6 +239,8 @@ void Newcomers::GiveUpLate(Job& job, Instant now) {
     one.over = true;
     const int number = static_cast<int>(job.ranks.size() + i);
     job.hung.insert(ProcessOf(*job.record.grant, number));
+    SayWhyLast(job, absl::StrCat("rank ", number, " had not come up within ",
+                                 PrintDuration(job.spec.progress.startup)));
     context_.Emit(job, "newcomer",
                   absl::StrCat("rank ", number, " on ", model_.Hostname(job.record.grant->waiting[i].node),
                                " has not come up within ", PrintDuration(job.spec.progress.startup),
@@ -279,6 +309,7 @@ void Newcomers::Consider(Job& job, Instant now) {
     if (AwaitsPause(job, now)) return;
     Join(job, joins ? std::min(count.ready, count.wanted > 0 ? count.wanted : AbsentOf(job)) : 0, now);
   } else {
+    job.no_room = true;
     job.join_at = now + TryAgain(job);
   }
 }
@@ -294,6 +325,7 @@ void Newcomers::Join(Job& job, int ready, Instant now) {
   if (ready > 0) GT_PROBE("head.newcomers_join");
   if (ready == 0) GT_PROBE("head.newcomers_again");
   job.join_at.reset();
+  job.no_room = false;
   std::string what =
       WantedOf(job) > 0 ? "ranks that were to join are started anew" : "spares are started beside the ranks";
   if (ready > 0) {
@@ -338,7 +370,35 @@ std::string PlacesText(const Job& job) {
   return absl::StrCat(run, ", ", open, open == 1 ? " spare" : " spares", in_parentheses);
 }
 
-std::string SparesText(const Job& job) {
+namespace {
+
+// Whole seconds, and never "in 0s"; empty: nothing is planned.
+std::string NextTryText(const Job& job, Instant now) {
+  const std::optional<Instant> due = DueAt(job);
+  if (!due) return "";
+  const absl::Duration left = absl::Ceil(std::max(*due - now, absl::Seconds(1)), absl::Seconds(1));
+  return job.no_room
+             ? absl::StrCat("there is no room for more beside the ranks now; it is looked for again in ",
+                            PrintDuration(left))
+             : absl::StrCat("the next one is started in ", PrintDuration(left), ", where there is room");
+}
+
+std::string LastText(const Job& job) {
+  return job.newcomer_ended.empty() ? "" : absl::StrCat("; the last one: ", job.newcomer_ended);
+}
+
+}  // namespace
+
+std::string NewcomersText(const Job& job, Instant now) {
+  if (!job.Live() || WantedOf(job) <= 0 || OpenOf(job) > 0) return "";
+  const std::string next = NextTryText(job, now);
+  const int wanted = WantedOf(job);
+  if (next.empty()) return "";
+  return absl::StrCat("none of the ", wanted == 1 ? "one" : absl::StrCat(wanted),
+                      " to join the ranks is on its way: ", next, LastText(job));
+}
+
+std::string SparesText(const Job& job, Instant now) {
   if (!job.Live() || job.Spares() == 0) return "";
   const int wanted = SparesOf(job), there = std::max(0, OpenOf(job) - WantedOf(job));
   if (there >= wanted) return "";
@@ -352,7 +412,36 @@ std::string SparesText(const Job& job) {
                         job.demand.count_nodes ? "nodes, " : "ranks, ", job.demand.max,
                         ", and there is room for more");
   }
-  return absl::StrCat(count, "spares come when there is room beside the ranks, and these have made a step");
+  const std::string next = MayReform(job) && WantedOf(job) <= 0 ? NextTryText(job, now) : "";
+  if (next.empty())
+    return absl::StrCat(count, "spares come when there is room beside the ranks, and these have made a step");
+  return absl::StrCat(count, next, LastText(job));
+}
+
+std::string SilentText(const Job& job) {
+  constexpr size_t kNamed = 6;
+  if (!job.spec.in_place || !job.stays || !job.record.grant) return "";
+  std::vector<int> silent;
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    const RankExit* exit = job.ExitOf(rank);
+    // Who ends when it is told to has answered: what stands still is killed for that.
+    const bool killed = exit != nullptr && exit->cause == ExitCause::kStopped && exit->signal == SIGKILL;
+    const bool heard = exit != nullptr && !killed;
+    if (job.ranks[i].silent && job.ranks[i].started && !heard &&
+        !job.hung.contains(ProcessOf(*job.record.grant, rank)))
+      silent.push_back(rank);
+  }
+  if (silent.empty()) return "";
+  GT_PROBE("head.member_is_silent");
+  const GenerationGrant& grant = *job.record.grant;
+  const bool one = silent.size() == 1;
+  return absl::StrCat(
+      WhoText(grant, silent, kNamed), " did not answer when generation ", grant.generation.value,
+      one ? " ended (it stood still, or has ended) and does not go on: another process takes its place"
+          : " ended (they stood still, or have ended) and do not go on: others take their places",
+      ". The log of rank ", silent[0], ": gtrain logs ", job.record.id.value, " --generation ",
+      grant.generation.value, " --rank ", silent[0]);
 }
 
 // Ranks that have joined wait for all others in their first exchange. Behind it those that go on are soon in
@@ -370,14 +459,7 @@ std::string AwaitedText(const Job& job) {
   const bool some_joined = absent.size() + job.record.exits.size() < job.ranks.size();
   const std::vector<int>& awaited = absent.empty() ? fresh : absent;
   if (awaited.empty() || !some_joined || (absent.empty() && job.going_on == 0)) return "";
-  std::string who;
-  for (size_t i = 0; i < std::min(awaited.size(), kNamed); ++i) {
-    const NodeId& node = job.record.grant->ranks[static_cast<size_t>(awaited[i])].node;
-    const auto place = std::ranges::find(job.record.grant->nodes, node, &NodePlace::node);
-    absl::StrAppend(&who, i > 0 ? ", rank " : "rank ", awaited[i], " on ",
-                    place != job.record.grant->nodes.end() ? place->hostname : node.value);
-  }
-  if (awaited.size() > kNamed) absl::StrAppend(&who, " and ", awaited.size() - kNamed, " more");
+  const std::string who = WhoText(*job.record.grant, awaited, kNamed);
   return absl::StrCat("no step in this generation so far",
                       job.record.last_step ? absl::StrCat(", the last was ", *job.record.last_step) : "",
                       ": the others wait for ", who,

@@ -44,7 +44,7 @@ class Newcomers {
   void OnHeld(Job& job, const NodeId& node, const HeldGeneration& held, Instant now);
   void OnNodeLost(Job& job, const NodeId& node, Instant now);
   // The newest generation was re-formed and is over there: says of whom nobody has heard that they have
-  // ended.
+  // ended, of members once it is over everywhere (SilentText).
   void OnGone(Job& job, const NodeId& node, const GenerationGone& gone);
   // Whether they stand still has changed.
   void OnPause(Job& job, Instant now);
@@ -60,6 +60,7 @@ class Newcomers {
     bool all_ready = false;  // nobody is on the way any more
   };
   static Count CountOf(const Job& job);
+  static void SayWhyLast(Job& job, const std::string& why);
   void PlanAnew(Job& job, Instant now);
   bool AwaitsPause(Job& job, Instant now);
   static bool Joins(const Job& job, const Count& count);
@@ -78,8 +79,14 @@ class Newcomers {
 // These tell people, in O(n + w).
 // What runs and what waits beside it now, with the words of the placement.
 std::string PlacesText(const Job& job);
+// When those that are to join the ranks are started again, where none of them is on its way, and why the last
+// one ended; empty: some are, or none are to join.
+std::string NewcomersText(const Job& job, Instant now);
 // How many spares wait, and when the others come; empty: all do, or none are asked for.
-std::string SparesText(const Job& job);
+std::string SparesText(const Job& job, Instant now);
+// Which members did not go on although nobody heard that they ended; empty: none, or the program does not
+// stay.
+std::string SilentText(const Job& job);
 // For which ranks the others stand still before the first step of a generation; empty: the head knows of
 // none.
 std::string AwaitedText(const Job& job);

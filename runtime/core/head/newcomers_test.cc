@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/probe.h"
 #include "gmock/gmock.h"
-#include "runtime/core/head/head_test_world.h"
+#include "runtime/core/head/newcomers_test_world.h"
 
 namespace gtrain::core {
 namespace {
@@ -19,87 +19,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
-
-class NewcomersTest : public HeadTestWorld {
- protected:
-  GenerationGrant Newest() const {
-    const auto grants = Sent<StartGeneration>();
-    GT_CHECK(!grants.empty());
-    return grants.back().second.grant;
-  }
-  static std::vector<ProcessId> Processes(const std::vector<RankPlace>& places) {
-    std::vector<ProcessId> processes;
-    for (const RankPlace& place : places) processes.push_back(place.process);
-    return processes;
-  }
-  void IsNow(const std::string& node, const JobId& job, uint64_t generation, int rank, RankState state) {
-    FromNode(node, RanksStarted{job, {generation}, {{job, {generation}, rank, 200 + rank, state}}});
-  }
-  // The ranks say that their program can go on, and report a step.
-  void StayAndStep(const JobId& job, uint64_t generation, int64_t step) {
-    for (const RankPlace& place : Newest().ranks) {
-      RankStatus status{job, {generation}, place.rank, 200 + place.rank, RankState::kJoined};
-      status.stays = true;
-      FromNode(place.node.value, RanksStarted{job, {generation}, {status}});
-    }
-    for (const RankPlace& place : Newest().ranks) {
-      RankStatus status = Step(job, generation, place.rank, step);
-      status.stays = true;
-      FromNode(place.node.value, AgentHeartbeat{++beats_, {status}, {}});
-    }
-  }
-  // Two ranks on two machines and, once they are known to stay, a spare in the second generation.
-  JobId TwoAndASpare() {
-    Hello("1", 2);
-    Hello("2", 2);
-    const JobId job = Submit("train 2 2 in-place spare");
-    EXPECT_THAT(Newest().waiting, IsEmpty()) << "nobody knows yet whether the program stays";
-    const std::string node = Newest().ranks[0].node.value;
-    StartRanks(job);
-    StayAndStep(job, 1, 5);
-    EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
-    FromNode(node, GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
-    EXPECT_EQ(Newest().world_size, 2);
-    EXPECT_THAT(Newest().waiting, SizeIs(1));
-    StartRanks(job);
-    IsNow(Newest().waiting[0].node.value, job, 2, 2, RankState::kJoined);
-    StayAndStep(job, 2, 6);
-    return job;
-  }
-  // Members of a generation report a step.
-  void Steps(const JobId& job, uint64_t generation, int64_t step) {
-    for (const RankPlace& place : Newest().ranks)
-      FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job, generation, place.rank, step)}, {}});
-  }
-  // Four ranks on two machines, of which the first has been killed: three go on.
-  JobId ThreeGoOn(const std::string& spec, absl::Duration step_time = absl::ZeroDuration()) {
-    Hello("1", 2);
-    Hello("2", 2);
-    const JobId job = Submit(spec);
-    StartRanks(job);
-    Steps(job, 1, 5);
-    if (step_time > absl::ZeroDuration()) {
-      Pass(step_time, {"1", "2"});
-      Steps(job, 1, 6);
-    }
-    sent_.clear();
-    Kill("1", job, 1, 0);
-    FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 1}}});
-    FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
-    return job;
-  }
-  std::vector<NodeId> GrantsNodes() const {
-    std::vector<NodeId> nodes;
-    for (const NodePlace& place : last_.nodes) nodes.push_back(place.node);
-    return nodes;
-  }
-  static ProcessId ProcessIn(const GenerationGrant& grant, int rank) {
-    const ProcessId& process = grant.ranks[static_cast<size_t>(rank)].process;
-    return process.generation.value > 0 ? process : ProcessId{grant.generation, rank};
-  }
-  uint64_t beats_ = 100;
-  GenerationGrant last_;
-};
 
 TEST_F(NewcomersTest, SurvivorsGoOnAloneAndTheOtherJoins) {
   const JobId job = ThreeGoOn("train 2 4 in-place");
@@ -334,8 +253,9 @@ TEST_F(PauseTest, AnErrorWhileAllStandStillIsSaidAndAnOrdinaryEndIsNot) {
   FromNode("1", GenerationGone{job_, {2}, true, "", {{{2}, 3}}});
   FromNode("2", GenerationGone{job_, {2}, true, "", {}});
   const std::vector<std::string> said = Events(job_, "warning");
-  ASSERT_THAT(said, SizeIs(1));
+  ASSERT_THAT(said, SizeIs(2));
   EXPECT_THAT(said[0], HasSubstr("charged to nobody: rank 2 on host-2: exit code 3. What"));
+  EXPECT_THAT(said[1], HasSubstr("begins anew from nothing")) << "nobody who had a state goes on";
 }
 
 TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
@@ -443,150 +363,6 @@ TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
   FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
   EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 2}, ProcessId{{1}, 3}));
   EXPECT_THAT(Processes(Newest().waiting), UnorderedElementsAre(ProcessId{{2}, 3}, ProcessId{}));
-}
-
-// People read what comes, and not a plan that somebody's end has changed.
-TEST_F(NewcomersTest, WhoHasEndedIsNotSaidToWait) {
-  const JobId job = ThreeGoOn("train 2 4 in-place");
-  StartRanks(job);
-  Steps(job, 2, 6);
-  const auto reason = [&] { return Status(job).at("reason").get<std::string>(); };
-  EXPECT_THAT(reason(), HasSubstr("3 of 4 ranks go on, the others come up beside them ("));
-  Kill("1", job, 2, 3);
-  EXPECT_THAT(reason(), HasSubstr("3 of 4 ranks go on, the others are to be started again ("));
-}
-
-TEST_F(NewcomersTest, ASpareThatHasEndedIsNotCounted) {
-  const JobId job = TwoAndASpare();
-  FromNode(Newest().waiting[0].node.value, RankExited{Exit(job, 2, 2, 75)});
-  EXPECT_THAT(Status(job).at("reason").get<std::string>(),
-              HasSubstr("2 ranks, nothing waits beside them now ("));
-  EXPECT_THAT(Status(job).at("spares").get<std::string>(),
-              HasSubstr("0 of 1 waits: spares come when there is room"));
-}
-
-// Three of four go on where there is no room for a spare: who comes is one of the four.
-TEST_F(NewcomersTest, BelowItsMostRanksWhoComesIsNoSpare) {
-  const JobId job = ThreeGoOn("train 2 4 in-place spare");
-  StartRanks(job);
-  Steps(job, 2, 6);
-  const auto reason = [&] { return Status(job).at("reason").get<std::string>(); };
-  EXPECT_THAT(reason(), HasSubstr("3 ranks, 1 more beside them to grow by ("));
-  Kill("1", job, 2, 3);
-  EXPECT_THAT(Events(job, "newcomer"), ElementsAre(HasSubstr("it came up to join the others")));
-  EXPECT_THAT(reason(), HasSubstr("3 ranks, nothing waits beside them now ("));
-}
-
-TEST_F(NewcomersTest, WhenSparesComeIsSaid) {
-  Hello("1", 2);
-  const JobId job = Submit("train 2 4 in-place spare");
-  StartRanks(job);
-  const auto spares = [&] { return Status(job).at("spares").get<std::string>(); };
-  EXPECT_THAT(spares(), HasSubstr("0 of 1 waits: spares come once a rank has joined to stay"));
-  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("(at most 4 ranks were asked for)"));
-  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("behind a checkpoint"));
-  StayAndStep(job, 1, 5);
-  EXPECT_EQ(spares(),
-            "0 of 1 waits: spares come once the job has its most ranks, 4, and there is room for more");
-  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("it grows once there is room"));
-}
-
-// A rank that was started has joined, and its program still loads: the others compute nothing meanwhile.
-TEST_F(NewcomersTest, ForWhomTheOthersWaitIsSaid) {
-  Hello("1", 2);
-  Hello("2", 2);
-  const JobId job = Submit("train 4 4 in-place");
-  StartRanks(job);
-  const auto waits = [&] { return Status(job).at("waits").get<std::string>(); };
-  EXPECT_EQ(waits(), "") << "nobody has joined";
-  const std::string first = Newest().ranks[0].node.value, last = Newest().ranks[3].node.value;
-  for (int rank = 0; rank < 3; ++rank)
-    IsNow(Newest().ranks[rank].node.value, job, 1, rank, RankState::kJoined);
-  EXPECT_EQ(waits(), absl::StrCat("no step in this generation so far: the others wait for rank 3 on host-",
-                                  last, ", not joined yet"));
-  StayAndStep(job, 1, 5);
-  EXPECT_EQ(waits(), "");
-  const GenerationGrant four = Newest();
-  Kill(first, job, 1, 0);
-  for (const char* node : {"1", "2"}) {
-    GenerationGone gone{job, {1}};
-    for (const RankPlace& place : four.ranks) {
-      if (place.node.value == node && place.rank != 0) gone.kept.push_back({{1}, place.rank});
-    }
-    FromNode(node, gone);
-  }
-  ASSERT_EQ(Newest().world_size, 4);
-  StartRanks(job);
-  int fresh = 0;
-  for (const RankPlace& place : Newest().ranks) {
-    if (place.process.generation.value == 0) fresh = place.rank;
-    IsNow(place.node.value, job, 2, place.rank, RankState::kJoined);
-  }
-  EXPECT_EQ(waits(),
-            absl::StrCat("no step in this generation so far, the last was 5: the others wait for rank ",
-                         fresh, " on host-", first, ", which was started and loads, or gets the state"));
-  const auto why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
-  EXPECT_EQ(why.at("waits"), waits());
-}
-
-// A program that does not stay has nothing in memory for the next generation.
-TEST_F(NewcomersTest, WhatBeginsFromNothingIsSaid) {
-  Hello("1", 4);
-  const JobId job = Submit("train 2 2 in-place");
-  StartRanks(job);
-  Steps(job, 1, 5);
-  EXPECT_THAT(Events(job, "warning"), IsEmpty());
-  Kill("1", job, 1, 0);
-  FromNode("1", GenerationGone{job, {1}});
-  Pass(absl::Seconds(3), {"1"});
-  ASSERT_EQ(Newest().generation, Generation{2});
-  EXPECT_THAT(
-      Events(job, "warning"),
-      ElementsAre(::testing::AllOf(HasSubstr("begins anew from nothing"), HasSubstr("did not join to stay"),
-                                   HasSubstr("last step was 5"), HasSubstr("`checkpoint:`"))));
-}
-
-TEST_F(NewcomersTest, WhoGoesOnDoesNotBeginAnew) {
-  const JobId job = ThreeGoOn("train 2 4 in-place");
-  EXPECT_THAT(Events(job, "warning"), IsEmpty());
-}
-
-// With a checkpoint nothing of it is lost but the steps behind it.
-TEST_F(NewcomersTest, WhatHasACheckpointDoesNotBeginAnew) {
-  Hello("1", 4);
-  const JobId job = Submit("train 2 2 in-place");
-  StartRanks(job);
-  Steps(job, 1, 5);
-  FromNode("1", CheckpointReport{job, {1}, {1}, 4, "m", ""});
-  Kill("1", job, 1, 0);
-  FromNode("1", GenerationGone{job, {1}});
-  Pass(absl::Seconds(3), {"1"});
-  ASSERT_EQ(Newest().generation, Generation{2});
-  EXPECT_THAT(Events(job, "warning"), IsEmpty());
-}
-
-// In place more ranks need no checkpoint, fewer do unless it is to be at once.
-TEST_F(NewcomersTest, WhatAnotherSizeWaitsForIsSaid) {
-  Hello("1", 3);
-  const JobId job = Submit("train 1 4 in-place");
-  StartRanks(job);
-  StayAndStep(job, 1, 5);
-  ASSERT_EQ(Newest().world_size, 3);
-  const auto scale = [&](int size, bool now) {
-    return nlohmann::json::parse(FromClient(ClientScale{job, size, now}).json);
-  };
-  const auto reason = [&] { return Status(job).at("reason").get<std::string>(); };
-  EXPECT_EQ(scale(4, false).at("when"), "once there has been room for 10s");
-  EXPECT_THAT(reason(), HasSubstr("; wants 4 ranks once there has been room for 10s"));
-  EXPECT_EQ(scale(2, false).at("when"), "behind its next checkpoint");
-  EXPECT_THAT(reason(), HasSubstr("wants 2 ranks behind its next checkpoint; it has committed none so far "
-                                  "(`gtrain scale --now` waits for none, and loses nothing in place)"));
-  sent_.clear();
-  const auto now = scale(2, true);
-  EXPECT_EQ(now.at("when"), "at once");
-  EXPECT_EQ(now.at("in_place"), true);
-  EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
-  EXPECT_EQ(scale(3, false).at("when"), "with its next generation");
 }
 
 // N5: they lose nothing, so they wait for no checkpoint, but for the room to last.
