@@ -30,6 +30,7 @@ struct Candidate {
   int gpus_per_rank = 0;
   int room = 0;
   int previous = 0;  // ranks it held before
+  Waiting waiting;
   int given = 0;
 };
 
@@ -125,10 +126,11 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   return verdict;
 }
 
-// Order in which nodes are asked: survivors, then (if one alone suffices) the tightest such node,
-// then larger room, then NodeId.
+// Order in which nodes are asked: those where members wait, those of the last generation, then (if one alone
+// suffices) the tightest such node, then larger room, then NodeId.
 void SortByPreference(std::vector<Candidate>& candidates, int want_ranks) {
   std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+    if ((a.waiting.members > 0) != (b.waiting.members > 0)) return a.waiting.members > 0;
     if ((a.previous > 0) != (b.previous > 0)) return a.previous > 0;
     const bool a_alone = a.room >= want_ranks, b_alone = b.room >= want_ranks;
     if (a_alone != b_alone) return a_alone;
@@ -152,12 +154,17 @@ int Give(std::vector<Candidate>& candidates, const Demand& demand) {
   for (const Candidate& c : candidates) room += c.room;
   int left = static_cast<int>(std::min<int64_t>(room, demand.max));
   left -= left % demand.unit;
-  for (Candidate& c : candidates) {
-    // An exact number a node is given whole or not at all.
-    if (demand.ranks_per_node && left < c.room) continue;
-    c.given = std::min(c.room, left);
-    left -= c.given;
-    world += c.given;
+  // Members first, then who waits beside them, then what has to be started.
+  for (const auto count : {&Waiting::members, &Waiting::others, static_cast<int Waiting::*>(nullptr)}) {
+    for (Candidate& c : candidates) {
+      int more = std::min(c.room - c.given, left);
+      if (count != nullptr) more = std::min(more, c.waiting.*count);
+      // An exact number a node is given whole or not at all.
+      if (demand.ranks_per_node) more = more > 0 && left >= c.room && c.given == 0 ? c.room : 0;
+      c.given += more;
+      left -= more;
+      world += more;
+    }
   }
   return world;
 }
@@ -269,6 +276,8 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
     out.verdicts.push_back(RoomOn(*node, demand, candidate));
     candidate.previous =
         static_cast<int>(std::count(demand.previous.begin(), demand.previous.end(), node->id));
+    if (const auto it = demand.waiting.find(node->id); it != demand.waiting.end())
+      candidate.waiting = it->second;
     if (candidate.room > 0) candidates.push_back(std::move(candidate));
   }
   for (NodeVerdict& verdict : out.verdicts)

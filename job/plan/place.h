@@ -1,7 +1,8 @@
 // Placement as a pure function: (what nodes have free, what a job needs) -> rank map + reason.
 //
 // Policy "pack": as few nodes as possible, ties by NodeId, so equal input gives equal output. Nodes
-// that held ranks before come first and their ranks keep their numbers where the new world allows.
+// that held ranks before come first and their ranks keep their numbers where the new world allows; processes
+// that wait for a place go on where they are, whatever would be packed closer.
 // CPUs are oversubscribed, where that is allowed, for `min` ranks or those that a person asked for, and not
 // to reach `max`. Topology-aware policies become further files with the same signature.
 #pragma once
@@ -31,6 +32,11 @@ struct NodeView {
   std::string unusable;                 // why it takes no ranks at all; empty = it does
 };
 
+// Processes that wait on a node for their place in the next generation, by what they have.
+struct Waiting {
+  int members = 0, others = 0;  // members have what was trained
+};
+
 // The demand of one job. Exactly one of ranks and nodes is counted, by `count_nodes`.
 struct Demand {
   bool count_nodes = false;
@@ -49,7 +55,8 @@ struct Demand {
   int asked = 0;                     // by a person while the job ran, of min to max; 0: nobody did
   int spares = 0;                    // of max: what waits beside the ranks, so that words do not call it one
   bool oversubscribe_cpus = false;
-  std::vector<NodeId> previous;  // index = rank of the last generation
+  std::vector<NodeId> previous;       // index = rank of the last generation
+  std::map<NodeId, Waiting> waiting;  // they go on where there is room, before what is left is packed
 };
 
 struct RankSlot {

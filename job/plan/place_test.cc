@@ -97,6 +97,34 @@ TEST(Place, SurvivorsKeepTheirRanks) {
       << "0 and 2 stay, the survivor of rank 3 moves into 1";
 }
 
+// P1: on one node all would be closer together, and two would lose what they have in memory.
+TEST(Place, WhoWaitsGoesOnWhereItIs_P1) {
+  Demand demand = Ranks(3, 4);
+  demand.previous = {NodeId("a"), NodeId("a"), NodeId("b"), NodeId("b")};
+  const std::vector<NodeView> nodes = {Node("a", 4), Node("b", 4)};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "a", "a", "a"));
+  demand.waiting = {{NodeId("a"), {1, 0}}, {NodeId("b"), {2, 0}}};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "a", "b", "b"));
+  demand.max = 3;
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b", "b"));
+  demand.waiting[NodeId("a")] = {0, 2};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b", "b")) << "members first";
+  demand.min = demand.max = 2;
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("b", "b"));
+  demand.waiting[NodeId("b")] = {9, 0};
+  demand.min = demand.max = 6;
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "a", "b", "b", "b", "b"))
+      << "as far as there is room";
+}
+
+TEST(Place, WhoWaitsKeepsItsNodeWhereNodesAreGivenWhole) {
+  Demand demand = Ranks(2, 2);
+  demand.ranks_per_node = 2;
+  demand.previous = {NodeId("a"), NodeId("a"), NodeId("b"), NodeId("b")};
+  demand.waiting = {{NodeId("b"), {1, 0}}};
+  EXPECT_THAT(NodesByRank(Place({Node("a", 4), Node("b", 4)}, demand)), ElementsAre("b", "b"));
+}
+
 TEST(Place, ReplacementTakesTheLostRanks) {
   Demand demand = Ranks(4, 4);
   demand.previous = {NodeId("a"), NodeId("a"), NodeId("lost"), NodeId("lost")};

@@ -523,6 +523,29 @@ class ElasticRunTest(harness.GtrainTest):
         self.check_ledger(1, least=2)
         self.assertEqual(len(set(self.weights())), 1, 'bit for bit the same on all ranks')
 
+    def test_an_edited_program_does_not_end_the_others(self):
+        """P1: what comes up in the place of a lost rank is another program now, and fails as soon as it is a member; the others finish alone."""
+        edited = os.path.join(self.out, 'edited')
+        program = os.path.join(self.dir, 'program.sh')
+        with open(program, 'w') as out:
+            out.write(f'batch={self.BATCH}\n[ -e {edited} ] && batch={2 * self.BATCH}\n'
+                      f'exec {LINEAR} {self.out} {self.SAMPLES * 5} $batch 20 2\n')
+        job = self.job_file('edited', f'name: edited\nrun: /bin/sh {program}\nranks: {{min: 2, max: 3}}\nelastic: {{mode: in-place}}\n'
+                                      'resources: {cpus: 1, oversubscribe: true}\n')
+        self.gtrain('launch', '-d', job)
+        wait_until('two ranks that step', lambda: len(self.living()) >= 2)
+        self.gtrain('scale', '-n', '3', 'edited', '--now')
+        wait_until('3 ranks that step', lambda: (lambda ranks: len(ranks) == 3 and all(rank['step'] for rank in ranks))(self.job('edited')['ranks']))
+        before = self.living()
+        open(edited, 'w').close()
+        os.kill(before[0], signal.SIGKILL)
+        wait_until('to give it up', lambda: 'does not grow by itself for now: with 3 ranks it failed' in self.job('edited')['reason'])
+        at = self.step()
+        wait_until(f'20 steps after {at}', lambda: self.step() >= at + 20)
+        self.assertEqual(sorted(pid for pid in self.living()), sorted(before[1:]), 'the others kept their processes')
+        self.assertRegex(self.gtrain('why', 'edited').stdout, 'it goes back to 2 ranks: rank . on .*exit code 1')
+        self.gtrain('stop', 'edited', '--now')
+
     def test_the_job_file_says_how_large_a_batch_is(self):
         self.BATCH = 0
         self.launch('batch', mode='in-place, global_batch: 60')

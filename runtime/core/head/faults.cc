@@ -267,6 +267,7 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   const FaultRecord& fault = job.record.faults.back();
   const RestartVerdict verdict = DecideRestart(job.spec.restart, past, now, context_.rng());
   if (!verdict.restart) {
+    if (sizing_.GoesOnWithoutNewcomer(job, now)) return;
     GT_PROBE("head.no_more_restarts");
     return life_.Finish(job, JobState::kFailed, absl::StrCat(fault.message, "; ", verdict.reason));
   }

@@ -43,14 +43,13 @@ const GenerationGrant* Job::GrantOf(Generation generation) const {
 }
 
 int Job::SizeOf(const GenerationGrant& grant) const {
-  if (!demand.count_nodes) {
-    const int waiting = static_cast<int>(grant.waiting.size());
-    return static_cast<int>(grant.ranks.size()) + std::max(0, waiting - Spares());
+  int ranks = static_cast<int>(grant.ranks.size()), all = ranks + static_cast<int>(grant.waiting.size());
+  if (demand.count_nodes) {
+    std::set<NodeId> of_ranks;
+    for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
+    ranks = static_cast<int>(of_ranks.size()), all = static_cast<int>(grant.nodes.size());
   }
-  std::set<NodeId> of_ranks;
-  for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
-  const int ranks = static_cast<int>(of_ranks.size()), all = static_cast<int>(grant.nodes.size());
-  return ranks + std::max(0, all - ranks - Spares());
+  return std::max(ranks, std::min(all, demand.max));
 }
 
 bool Job::SurvivorsWait() const {

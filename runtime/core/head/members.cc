@@ -92,11 +92,7 @@ void AddMembers(const Job& job, const std::vector<RankPlace>& places, const May&
 }
 
 std::set<ProcessId> MembersBefore(const Job& job) {
-  std::set<ProcessId> were;
-  if (!job.record.grant) return were;
-  for (const RankPlace& place : job.record.grant->ranks)
-    were.insert(ProcessOf(*job.record.grant, place.rank));
-  return were;
+  return job.record.grant ? MembersOfGrant(*job.record.grant) : std::set<ProcessId>();
 }
 
 // Of which copy of the model each was a member.
@@ -186,6 +182,12 @@ void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& gran
   std::map<NodeId, int> of_node;
   Number(grant.ranks, 0, of_node);
   Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
+}
+
+std::set<ProcessId> MembersOfGrant(const GenerationGrant& grant) {
+  std::set<ProcessId> members;
+  for (const RankPlace& place : grant.ranks) members.insert(ProcessOf(grant, place.rank));
+  return members;
 }
 
 int MembersThatStay(const Job& job, const GenerationGrant& next) {

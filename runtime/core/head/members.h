@@ -7,6 +7,7 @@
 // a node, each rank costs r steps.
 #pragma once
 #include <map>
+#include <set>
 #include <vector>
 
 #include "base/clock.h"
@@ -17,6 +18,9 @@ namespace gtrain::core {
 
 // Sets `ranks`, `waiting` and `world_size` of the grant that follows the newest of the job.
 void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant);
+
+// The processes that are its members.
+std::set<ProcessId> MembersOfGrant(const GenerationGrant& grant);
 
 // How many members of the newest generation of the job are members of the one that follows it: these have the
 // state, unlike those that waited beside it.

@@ -50,9 +50,6 @@ bool MayGoOn(const Job& job, Generation generation) {
 // How many of those that wait are to join: not the spares.
 int WantedOf(const Job& job) { return job.RanksOf(*job.record.grant) - job.record.grant->world_size; }
 
-// Below its most ranks a job grows as soon as it can, and what waits beside it is a member then.
-bool BecomesMember(const Job& job) { return WantedOf(job) > 0 || job.Size() < job.demand.max; }
-
 int OpenOf(const Job& job) {
   return static_cast<int>(std::ranges::count(job.waiting, false, &WaitingRank::over));
 }
@@ -157,7 +154,7 @@ void Newcomers::OnExit(Job& job, const RankExit& exit, Instant now) {
   context_.Emit(
       job, "newcomer",
       absl::StrCat(why,
-                   BecomesMember(job) ? "; it came up to join the others, which go on" : "; it was a spare",
+                   WantedOf(job) > 0 ? "; it came up to join the others, which go on" : "; it was a spare",
                    ". Its log: gtrain logs ", job.record.id.value, " --generation ",
                    job.record.generation.value, " --rank ", exit.rank));
   context_.Dirty(job);
@@ -365,8 +362,6 @@ std::string PlacesText(const Job& job) {
                         in_parentheses);
   }
   if (open == 0) return absl::StrCat(run, ", nothing waits beside them now", in_parentheses);
-  if (BecomesMember(job))
-    return absl::StrCat(run, ", ", open, " more beside them to grow by", in_parentheses);
   return absl::StrCat(run, ", ", open, open == 1 ? " spare" : " spares", in_parentheses);
 }
 

@@ -67,10 +67,10 @@ TEST_F(NewcomersTest, BelowItsMostRanksWhoComesIsNoSpare) {
   StartRanks(job);
   Steps(job, 2, 6);
   const auto reason = [&] { return Status(job).at("reason").get<std::string>(); };
-  EXPECT_THAT(reason(), HasSubstr("3 ranks, 1 more beside them to grow by ("));
+  EXPECT_THAT(reason(), HasSubstr("3 of 4 ranks go on, the others come up beside them ("));
   Kill("1", job, 2, 3);
   EXPECT_THAT(Events(job, "newcomer"), ElementsAre(HasSubstr("it came up to join the others")));
-  EXPECT_THAT(reason(), HasSubstr("3 ranks, nothing waits beside them now ("));
+  EXPECT_THAT(reason(), HasSubstr("3 of 4 ranks go on, the others are to be started again ("));
 }
 
 TEST_F(NewcomersTest, WhenSparesComeIsSaid) {

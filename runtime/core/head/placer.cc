@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/core/head/members.h"
 
 namespace gtrain::core {
 namespace {
@@ -23,6 +25,22 @@ void OccupyAll(const Job& job, const std::map<NodeId, plan::NodeView*>& by_node)
       if (it != by_node.end() && job.HoldsRoomOn(rank.node)) Occupy(*it->second, rank, job.demand);
     }
   }
+}
+
+// Processes that can go on, by where they are: a place elsewhere would end one and start another.
+std::map<NodeId, plan::Waiting> WaitingOf(const Job& job) {
+  std::map<NodeId, plan::Waiting> waiting;
+  if (!job.ProcessesWait() || !job.record.grant) return waiting;
+  const std::set<ProcessId> members = MembersOfGrant(*job.record.grant);
+  for (const auto* processes : {&job.kept, &job.coming}) {
+    for (const auto& [node, there] : *processes) {
+      for (const ProcessId& process : there) {
+        if (!job.hung.contains(process))
+          ++(members.contains(process) ? waiting[node].members : waiting[node].others);
+      }
+    }
+  }
+  return waiting;
 }
 
 }  // namespace
@@ -108,6 +126,7 @@ plan::Placement Placer::PlacementFor(const Job& job) const {
     for (const RankPlace& place : last->waiting) demand.previous.push_back(place.node);
     if (!last->waiting.empty()) SortByNode(*last, demand.previous);
   }
+  demand.waiting = WaitingOf(job);
   return TakesPart(job) ? plan::Place(ViewsWithout(job), demand) : plan::Place(views_, demand);
 }
 

@@ -15,7 +15,9 @@
 // A generation of another size is on trial until all of its ranks have started and one has reported a step,
 // or a checkpoint is committed. If it fails before that, the job goes back to the size and the places that
 // worked, without charge: the cause may be the size, or a machine that has just come. A machine on which a
-// rank could not be started is avoided for a while. After growth the job then stays at that size for
+// rank could not be started is avoided for a while. Likewise where the job would end because of what came up
+// beside ranks that go on, and failed as a member before its first step: these go on without it. After growth
+// the job then stays at that size for
 // `grow_again_after`, doubling, and takes up no machines in whose present life the same has failed; a person
 // may ask at any time. The size it stays at is stored as the one that is wanted, so that it outlives the
 // head, which forgets that it was not a person's wish.
@@ -36,6 +38,7 @@
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/links.h"
+#include "runtime/core/head/members.h"
 #include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/placer.h"
 #include "runtime/core/head/restart_policy.h"
@@ -79,6 +82,14 @@ bool MayBeOfTheSize(const FaultRecord& fault) {
     return false;
   return fault.kind != FaultKind::kInfrastructure || fault.cause == ExitCause::kStartFailed ||
          !fault.signature.empty();
+}
+
+// In what the job file counts: the ranks alone, whatever was to join them.
+int SizeOfRanks(const Job& job, const GenerationGrant& grant) {
+  if (!job.demand.count_nodes) return static_cast<int>(grant.ranks.size());
+  std::set<NodeId> nodes;
+  for (const RankPlace& place : grant.ranks) nodes.insert(place.node);
+  return static_cast<int>(nodes.size());
 }
 
 // Whether the rank's program was not found. In a generation that ended, ranks that were merely not started
@@ -247,15 +258,43 @@ void Sizing::KeepWhatWorked(Job& job, Instant now) {
 
 // The generation that has just ended was on trial and failed: all of its exits are here.
 bool Sizing::GoesBack(Job& job, Instant now) {
-  JobSizing& sizing = job.sizing;
-  FaultRecord& fault = job.record.faults.back();
-  const GenerationGrant* worked = job.GrantOf(sizing.worked);
+  const GenerationGrant* worked = job.GrantOf(job.sizing.worked);
   if (worked == nullptr || worked->generation == job.record.generation) return false;
   const size_t had = worked->ranks.size(), failed = job.record.grant->ranks.size();
-  if (!(sizing.planned || failed > had) || !MayBeOfTheSize(fault)) return false;
+  if (!(job.sizing.planned || failed > had) || !MayBeOfTheSize(job.record.faults.back())) return false;
   GT_PROBE("head.goes_back");
+  GoBack(job, *worked, now);
+  return true;
+}
+
+// The others have in memory what was trained, and have shown that they can go on without it.
+bool Sizing::GoesOnWithoutNewcomer(Job& job, Instant now) {
+  const JobRecord& record = job.record;
+  const FaultRecord& fault = record.faults.back();
+  const GenerationGrant* before = job.GrantOf(Generation{record.generation.value - 1});
+  if (before == nullptr || fault.rank < 0 || job.top_step || !record.last_step) return false;
+  if (!MayBeOfTheSize(fault) || fault.kind == FaultKind::kInfrastructure) return false;
+  if (before->ranks.size() >= record.grant->ranks.size()) return false;  // else it might do so for ever
+  const std::set<ProcessId> members = MembersOfGrant(*before);
+  const bool others_wait = std::ranges::any_of(job.kept, [&](const auto& there) {
+    return std::ranges::any_of(there.second, [&](const ProcessId& one) { return members.contains(one); });
+  });
+  if (!others_wait || members.contains(ProcessOf(*record.grant, fault.rank)) ||
+      SizeOfRanks(job, *before) < job.demand.min)
+    return false;
+  GT_PROBE("head.goes_on_without_newcomer");
+  job.sizing.worked = before->generation;
+  GoBack(job, *before, now);
+  return true;
+}
+
+// Goes back to the places of the ranks of `worked`, which is not the generation that has ended.
+void Sizing::GoBack(Job& job, const GenerationGrant& worked, Instant now) {
+  JobSizing& sizing = job.sizing;
+  FaultRecord& fault = job.record.faults.back();
+  const size_t had = worked.ranks.size(), failed = job.record.grant->ranks.size();
   std::set<NodeId> known;  // they stay, and those that are avoided now
-  for (const NodePlace& place : worked->nodes) known.insert(place.node);
+  for (const RankPlace& place : worked.ranks) known.insert(place.node);
   const auto avoid = [&](const NodeId& id, const FaultRecord& why) {
     links_.Avoid(job, id,
                  absl::StrCat("avoided by this job for ", PrintDuration(config_.avoid_for),
@@ -280,7 +319,7 @@ bool Sizing::GoesBack(Job& job, Instant now) {
     sizing.again_at = now + wait;
     after = absl::StrCat("; for ", PrintDuration(wait), " it does not grow by itself");
   }
-  Want(job, job.SizeOf(*worked));
+  Want(job, SizeOfRanks(job, worked));
   sizing.asked = sizing.at_once = sizing.planned = false;
   sizing.goes_back = true;
   context_.Dirty(job);
@@ -290,7 +329,6 @@ bool Sizing::GoesBack(Job& job, Instant now) {
   fault.node = NodeId();
   fault.signature.clear();
   life_.Move(job, JobState::kReconfiguring, absl::StrCat(fault.message, "; not charged", after));
-  return true;
 }
 
 void Sizing::Want(Job& job, int size) {

@@ -38,6 +38,9 @@ class Sizing {
   std::optional<Instant> GrowsInPlaceAt(const Job& job) const;
   void KeepWhatWorked(Job& job, Instant now);
   bool GoesBack(Job& job, Instant now);
+  // The job would end by its last fault. True: that was of a process that had come up beside the others, and
+  // these go on as they were before it joined.
+  bool GoesOnWithoutNewcomer(Job& job, Instant now);
   // These tell people how the job runs and how its size will change.
   std::string RunningReason(const Job& job);
   void SayHowItRuns(Job& job);
@@ -47,6 +50,7 @@ class Sizing {
  private:
   bool NeedsRoom(const Job& other) const;
   int RanksItWouldHave(const Job& job);
+  void GoBack(Job& job, const GenerationGrant& worked, Instant now);
   void Want(Job& job, int size);
   void LookForRoom(Job& job, Instant now);
   void MayGrowAgain(Job& job, Instant now);
