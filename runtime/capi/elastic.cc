@@ -1,6 +1,4 @@
 // The elastic run of elastic_c.h.
-#include <sys/mman.h>
-
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -16,6 +14,7 @@
 #include "runtime/capi/options.h"
 #include "runtime/capi/samples.h"
 #include "runtime/capi/sharding.h"
+#include "runtime/capi/state_memory.h"
 
 struct gtrain_elastic {
   pid_t owner = getpid();
@@ -73,6 +72,7 @@ absl::Status AddState(gtrain_elastic* run, const char* name, void* data, const i
   GT_ASSIGN_OR_RETURN(const size_t elements, CountOf("a state", shape, dimensions));
   GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
   GT_RETURN_IF_ERROR(CheckBuffer(data, elements, type));
+  NameState(data, name);
   return run->run->AddState(name == nullptr ? "" : name, data, elements, type, {shape, shape + dimensions});
 }
 
@@ -86,6 +86,7 @@ absl::Status AddSharded(gtrain_elastic* run, const char* name, void* data, size_
                         const int64_t* shape, int dimensions, const gtrain_sharding* cut) {
   GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
   GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+  NameState(data, name);
   GT_ASSIGN_OR_RETURN(std::vector<int64_t> global, ShapeFrom(shape, dimensions));
   GT_ASSIGN_OR_RETURN(Sharding how, ShardingFrom(cut));
   return run->run->AddSharded(name == nullptr ? "" : name, data, count, std::move(global), std::move(how),
@@ -203,20 +204,6 @@ gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* d
     GT_RETURN_IF_ERROR(CheckHandle(run));
     return gtrain::capi::AddGradient(run, data, shape, dimensions);
   });
-}
-
-void* gtrain_state_allocate(size_t bytes) {
-  if (bytes == 0) return nullptr;
-  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return data == MAP_FAILED ? nullptr : data;
-}
-
-void gtrain_state_free(void* data, size_t bytes) {
-  if (data != nullptr) munmap(data, bytes);
-}
-
-void gtrain_state_set_writable(void* data, size_t bytes, int writable) {
-  if (data != nullptr) mprotect(data, bytes, writable != 0 ? PROT_READ | PROT_WRITE : PROT_READ);
 }
 
 gtrain_status gtrain_elastic_local_part(gtrain_session* session, const int64_t* shape, int dimensions,
