@@ -22,6 +22,7 @@ struct gtrain_elastic {
   std::unique_ptr<gtrain::elastic::ElasticRun> run;
   gtrain::elastic::StepPlace step;  // whose samples the caller may read
   gtrain::elastic::StepPart part;   // likewise
+  int64_t batch_to_compare = 0;     // with that of the job file, once this process has a place; 0: it was
 };
 
 namespace gtrain::capi {
@@ -48,6 +49,7 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   }
   auto handle = std::make_unique<gtrain_elastic>();
   handle->session = session->session;
+  handle->batch_to_compare = parts.options.global_batch;
   handle->run = std::make_unique<elastic::ElasticRun>(session->session, std::move(options));
   *out = handle.release();
   return absl::OkStatus();
@@ -108,6 +110,8 @@ absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
     return absl::InvalidArgumentError(
         "`out` is NULL, or its `size` is not the sizeof of gtrain_elastic_step");
   GT_ASSIGN_OR_RETURN(run->step, run->run->Begin());
+  if (const int64_t batch = std::exchange(run->batch_to_compare, 0); batch > 0)
+    WarnOfOtherBatch(*run->session, batch);
   const elastic::StepPlace& step = run->step;
   out->done = step.done ? 1 : 0;
   out->stopped = step.stopped ? 1 : 0;

@@ -531,6 +531,14 @@ class ElasticRunTest(harness.GtrainTest):
         self.BATCH = 60
         self.check_ledger(0)
 
+    def test_the_batch_of_the_program_holds_and_rank_0_says_so(self):
+        self.launch('two', mode='in-place, global_batch: 30')
+        self.wait_for_state('two', 'SUCCEEDED')
+        self.check_ledger(0)
+        said = [line for line in self.gtrain('logs', 'two').stdout.splitlines() if 'global_batch' in line]
+        self.assertEqual(len(said), 1, said)
+        self.assertIn('gtrain: samples: the job file says `elastic: {global_batch: 30}` and the program says 60: batches have 60 samples', said[0])
+
     def test_ranks_that_die_together_are_one_fault_that_names_them(self):
         """P1: the keeper finds both ends at once; whichever the head hears first, the other one is named with it."""
         self.launch('pair', samples=60 * 1000000)
