@@ -222,6 +222,7 @@ gtrain_status gtrain_elastic_local_part(gtrain_session* session, const int64_t* 
   });
 }
 
+// NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_elastic_add_sharded(gtrain_elastic* run, const char* name, void* data, size_t count,
                                          gtrain_dtype dtype, const int64_t* shape, int dimensions,
                                          const gtrain_sharding* cut, gtrain_error* error) {
@@ -262,7 +263,7 @@ gtrain_status gtrain_elastic_set_reducer(gtrain_elastic* run, const gtrain_reduc
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(run));
     GT_ASSIGN_OR_RETURN(gtrain::ReducerOptions read, gtrain::capi::ReducerOptionsFrom(options));
-    return run->run->SetReducer(std::move(read));
+    return run->run->SetReducer(read);
   });
 }
 
