@@ -78,10 +78,10 @@ class Streams {
     GT_RETURN_IF_ERROR(*pending->Wait(absl::InfiniteDuration()));
     for (size_t s = 0; s < streams_.size(); ++s) {
       if (streams_[s].kind == Message::Kind::kSend || hashed_[s].digest == hashed_[s].of_peer) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("the state that rank ", streams_[s].peer, " sent has come with another hash: ",
-                       "something but the update of a step has changed it meanwhile. Built with "
-                       "-DGTRAIN_PROTECT_STATE a program ends where it writes to it"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the state that rank ", streams_[s].peer, " sent has come with another hash: ",
+          "something but the update of a step has changed it meanwhile. Built with "
+          "-DGTRAIN_PROTECT_STATE a program ends where it writes to it, and says which state it is"));
     }
     return absl::OkStatus();
   }

@@ -32,7 +32,8 @@ class Elastic;
 namespace internal {
 
 // Programs that are built without optimisation, or with GTRAIN_PROTECT_STATE, cannot write to state outside
-// an update: who does so gets SIGSEGV there, and no weights that differ from those of the other ranks.
+// an update: who does so gets SIGSEGV there, with a line on stderr that names the state, and no weights that
+// differ from those of the other ranks.
 #if defined(GTRAIN_PROTECT_STATE) || (!defined(NDEBUG) && !defined(__OPTIMIZE__))
 inline constexpr bool kProtectsState = true;
 #else
@@ -248,7 +249,7 @@ class Elastic {
   // State that is equal on all ranks: `count` elements, which `init` sets. A later rank has the state of
   // the others, or of the checkpoint, when Train runs its first step. Valid as long as this object. A program
   // that is built without optimisation, or with GTRAIN_PROTECT_STATE, gets SIGSEGV where it writes to it
-  // outside an update.
+  // outside an update, and a line on stderr that says so.
   template <typename T, typename Init>
   std::span<T> Replicated(std::string name, size_t count, Init init) {
     const auto memory = Allocate<T>(count);

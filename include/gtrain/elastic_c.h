@@ -117,7 +117,9 @@ GTRAIN_API gtrain_status gtrain_elastic_add_state_of_shape(gtrain_elastic* run, 
 /* Memory for state: whole pages, zeros at first; NULL for 0 bytes, or where there is none left. A program
  * that looks for writes outside its updates takes the permission to write away while a step is computed:
  * between gtrain_elastic_begin and _reduce, and behind _applied. Then such a write is a SIGSEGV where it
- * happens. */
+ * happens, with a line on stderr that has the state's name and the address. For that the first call without
+ * `writable` installs a handler of SIGSEGV, which then puts back the one that was there and lets the write
+ * happen again; what is not such a write goes to the one that was there. */
 GTRAIN_API void* gtrain_state_allocate(size_t bytes);
 GTRAIN_API void gtrain_state_free(void* data, size_t bytes);
 GTRAIN_API void gtrain_state_set_writable(void* data, size_t bytes, int writable);

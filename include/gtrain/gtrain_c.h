@@ -3,7 +3,7 @@
  * Rules that hold for every function:
  *  - It returns a gtrain_status; GTRAIN_OK is 0. With a non-NULL `error` the reason is written there as text.
  *  - No exception, exit or output crosses it. Log lines go to the callback of gtrain_set_log, else nowhere.
- *  - Only gtrain_* symbols are exported; no signal handler and no memory hook is installed.
+ *  - Only gtrain_* symbols are exported; no signal handler (but by gtrain_state_set_writable) or memory hook.
  *  - No wait is without an end: every one has a timeout in milliseconds, which must not be negative.
  *  - In a forked child (a data loader's worker) every call returns GTRAIN_FAILED_PRECONDITION and has no
  *    effect; the getters of a session answer from the copy that was made at join.

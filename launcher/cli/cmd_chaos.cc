@@ -18,6 +18,7 @@
 #include "job/spec/values.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
+#include "launcher/cli/median.h"
 #include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -116,15 +117,13 @@ class Chaos {
   bool failed() const { return last_.state == "FAILED"; }
 
   json Report() const {
-    std::vector<double> took = took_;
-    std::sort(took.begin(), took.end());
     return {{"job", job_},
             {"seed", plan_.seed},
             {"state", last_.state},
             {"deeds", deeds_},
-            {"stepped_on", took.size()},
-            {"seconds_median", took.empty() ? json(nullptr) : json(took[took.size() / 2])},
-            {"seconds_max", took.empty() ? json(nullptr) : json(took.back())}};
+            {"stepped_on", took_.size()},
+            {"seconds_median", took_.empty() ? json(nullptr) : json(MedianOf(took_))},
+            {"seconds_max", took_.empty() ? json(nullptr) : json(*std::ranges::max_element(took_))}};
   }
 
   std::string Summary() const {

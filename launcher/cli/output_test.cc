@@ -15,6 +15,7 @@
 #include "base/unique_fd.h"
 #include "base/units.h"
 #include "launcher/cli/job_changes.h"
+#include "launcher/cli/median.h"
 #include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/screen.h"
@@ -27,6 +28,13 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
+
+TEST(Median, OfTwoIsBetweenThem) {
+  EXPECT_EQ(MedianOf({3}), 3);
+  EXPECT_EQ(MedianOf({2, 1}), 1.5);
+  EXPECT_EQ(MedianOf({7, 1, 2}), 2);
+  EXPECT_EQ(MedianOf({9, 1, 4, 2}), 3);
+}
 
 TEST(Terminal, ADumbOneIsNotRedrawn) {
   const UniqueFd terminal(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));

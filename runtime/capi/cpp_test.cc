@@ -327,12 +327,43 @@ void TestElastic(const std::string& folder) {
         StatusCode::kInvalidArgument);
 }
 
+// What rank 0 says where the job file's batch is not that of the program.
+void TestBatchOfTheJobFile() {
+  std::vector<std::string> said;
+  SetLog([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kWarning) said.emplace_back(text);
+  });
+  setenv("GTRAIN_GLOBAL_BATCH", "40", 1);
+  const auto train = [&](int64_t batch) {
+    Elastic run(Session::Join({.stays = true}).value());
+    ElasticGradients& gradients = run.Reduce({1});
+    const auto data = run.Samples({.samples = 120, .global_batch = batch});
+    int64_t largest = 0;
+    const Status status = run.Train(data, [&](Step& step) {
+      largest = std::max(largest, step.batch());
+      return step.Apply(gradients, 0, []() noexcept {});
+    });
+    CHECK(status.ok());
+    return largest;
+  };
+  CHECK(train(40) == 40 && train(0) == 40 && said.empty());
+  CHECK(train(30) == 30 && said.size() == 1);
+  CHECK(said[0].find("`elastic: {global_batch: 40}` and the program says 30: batches have 30 samples") !=
+        std::string::npos);
+  const Session session = Session::Join().value();
+  CHECK(Samples::Open(session, {.name = "valid", .samples = 9, .global_batch = 3}).ok() && said.size() == 1);
+  CHECK(Samples::Open(session, {.samples = 9, .global_batch = 3}).ok() && said.size() == 2);
+  unsetenv("GTRAIN_GLOBAL_BATCH");
+  SetLog({});
+}
+
 // `shared` is the folder that ranks share; without it the test makes one of its own.
 int Run(const char* shared) {
   std::string folder = shared != nullptr ? shared : "cpp_test-XXXXXX";
   if (shared == nullptr) CHECK(mkdtemp(folder.data()) != nullptr);
   {
     TestStatus();
+    if (shared == nullptr) TestBatchOfTheJobFile();
     std::optional<Session> session = Session::Join().value();
     CHECK(session->Alive().ok() && !session->StopRequested() && !session->PreemptionNotice());
     session->Report({.step = 1, .loss = 0.5, .samples = 2});

@@ -1,6 +1,4 @@
 // The elastic run of elastic_c.h.
-#include <sys/mman.h>
-
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -16,6 +14,7 @@
 #include "runtime/capi/options.h"
 #include "runtime/capi/samples.h"
 #include "runtime/capi/sharding.h"
+#include "runtime/capi/state_memory.h"
 
 struct gtrain_elastic {
   pid_t owner = getpid();
@@ -23,6 +22,7 @@ struct gtrain_elastic {
   std::unique_ptr<gtrain::elastic::ElasticRun> run;
   gtrain::elastic::StepPlace step;  // whose samples the caller may read
   gtrain::elastic::StepPart part;   // likewise
+  int64_t batch_to_compare = 0;     // with that of the job file, once this process has a place; 0: it was
 };
 
 namespace gtrain::capi {
@@ -49,6 +49,7 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
   }
   auto handle = std::make_unique<gtrain_elastic>();
   handle->session = session->session;
+  handle->batch_to_compare = parts.options.global_batch;
   handle->run = std::make_unique<elastic::ElasticRun>(session->session, std::move(options));
   *out = handle.release();
   return absl::OkStatus();
@@ -73,6 +74,7 @@ absl::Status AddState(gtrain_elastic* run, const char* name, void* data, const i
   GT_ASSIGN_OR_RETURN(const size_t elements, CountOf("a state", shape, dimensions));
   GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
   GT_RETURN_IF_ERROR(CheckBuffer(data, elements, type));
+  NameState(data, name);
   return run->run->AddState(name == nullptr ? "" : name, data, elements, type, {shape, shape + dimensions});
 }
 
@@ -86,6 +88,7 @@ absl::Status AddSharded(gtrain_elastic* run, const char* name, void* data, size_
                         const int64_t* shape, int dimensions, const gtrain_sharding* cut) {
   GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
   GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+  NameState(data, name);
   GT_ASSIGN_OR_RETURN(std::vector<int64_t> global, ShapeFrom(shape, dimensions));
   GT_ASSIGN_OR_RETURN(Sharding how, ShardingFrom(cut));
   return run->run->AddSharded(name == nullptr ? "" : name, data, count, std::move(global), std::move(how),
@@ -107,6 +110,8 @@ absl::Status Begin(gtrain_elastic* run, gtrain_elastic_step* out) {
     return absl::InvalidArgumentError(
         "`out` is NULL, or its `size` is not the sizeof of gtrain_elastic_step");
   GT_ASSIGN_OR_RETURN(run->step, run->run->Begin());
+  if (const int64_t batch = std::exchange(run->batch_to_compare, 0); batch > 0)
+    WarnOfOtherBatch(*run->session, batch);
   const elastic::StepPlace& step = run->step;
   out->done = step.done ? 1 : 0;
   out->stopped = step.stopped ? 1 : 0;
@@ -205,20 +210,6 @@ gtrain_status gtrain_elastic_add_gradient_of_shape(gtrain_elastic* run, float* d
   });
 }
 
-void* gtrain_state_allocate(size_t bytes) {
-  if (bytes == 0) return nullptr;
-  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return data == MAP_FAILED ? nullptr : data;
-}
-
-void gtrain_state_free(void* data, size_t bytes) {
-  if (data != nullptr) munmap(data, bytes);
-}
-
-void gtrain_state_set_writable(void* data, size_t bytes, int writable) {
-  if (data != nullptr) mprotect(data, bytes, writable != 0 ? PROT_READ | PROT_WRITE : PROT_READ);
-}
-
 gtrain_status gtrain_elastic_local_part(gtrain_session* session, const int64_t* shape, int dimensions,
                                         const gtrain_sharding* cut, int64_t* begin, int64_t* local_shape,
                                         int* holds, gtrain_error* error) {
@@ -231,6 +222,7 @@ gtrain_status gtrain_elastic_local_part(gtrain_session* session, const int64_t* 
   });
 }
 
+// NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_elastic_add_sharded(gtrain_elastic* run, const char* name, void* data, size_t count,
                                          gtrain_dtype dtype, const int64_t* shape, int dimensions,
                                          const gtrain_sharding* cut, gtrain_error* error) {
@@ -271,7 +263,7 @@ gtrain_status gtrain_elastic_set_reducer(gtrain_elastic* run, const gtrain_reduc
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(run));
     GT_ASSIGN_OR_RETURN(gtrain::ReducerOptions read, gtrain::capi::ReducerOptionsFrom(options));
-    return run->run->SetReducer(std::move(read));
+    return run->run->SetReducer(read);
   });
 }
 

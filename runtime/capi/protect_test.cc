@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 namespace {
 
@@ -37,30 +38,92 @@ int Train(Writes where) {
   return status.ok() && w[0] == 4 && w[4'999] == 4 && part[9'999] == 5 && none.empty() ? 0 : 1;
 }
 
-// The status of a process that does so.
-int StatusOf(Writes where) {
+struct Outcome {
+  int status = -1;
+  std::string said;  // on stderr
+  bool Segfaulted() const { return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV; }
+  bool Said(const char* text) const { return said.find(text) != std::string::npos; }
+};
+
+// What becomes of a process that does so.
+template <typename Body>
+Outcome Run(Body body) {
+  int ends[2];
+  if (pipe(ends) != 0) return {};
   const pid_t pid = fork();
   if (pid == 0) {
     const rlimit no_core{0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
     signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would exit
-    _exit(Train(where));
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    _exit(body());
   }
-  int status = -1;
-  return waitpid(pid, &status, 0) == pid ? status : -1;
+  close(ends[1]);
+  Outcome outcome;
+  char bytes[4096];
+  for (ssize_t got; (got = read(ends[0], bytes, sizeof(bytes))) > 0;)
+    outcome.said.append(bytes, static_cast<size_t>(got));
+  close(ends[0]);
+  waitpid(pid, &outcome.status, 0);
+  return outcome;
 }
 
-bool Segfaults(Writes where) {
-  const int status = StatusOf(where);
-  return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+// A handler of the program's own, which was there before there was anything to protect.
+constexpr int kByHandler = 42;
+volatile sig_atomic_t sent = 0;
+void OnSignal(int /*number*/, siginfo_t* info, void* /*context*/) {
+  if (info->si_code > 0) _exit(kByHandler);  // a fault
+  sent = sent + 1;
+}
+
+int TrainWithAHandler() {
+  struct sigaction own {};
+  own.sa_sigaction = &OnSignal;
+  own.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &own, nullptr);
+  if (Train(Writes::kNowhere) != 0) return 1;
+  raise(SIGSEGV);  // none of the library's: the handler has it, also the second time
+  raise(SIGSEGV);
+  return sent == 2 ? Train(Writes::kBeforeApply) : 1;
+}
+
+// It is the program's own end, of which the library says nothing.
+int TrainAndEnd() {
+  if (Train(Writes::kNowhere) == 0) raise(SIGSEGV);
+  return 1;
+}
+
+bool Check(const char* what, bool holds, const Outcome& outcome) {
+  if (!holds) std::printf("%s: status %#x, said: %s\n", what, outcome.status, outcome.said.c_str());
+  return holds;
 }
 
 }  // namespace
 
 int main() {
-  const bool right = StatusOf(Writes::kNowhere) == 0;
-  const bool before = Segfaults(Writes::kBeforeApply), behind = Segfaults(Writes::kBehindApply);
-  std::printf("a program that is right trains: %d; writes before the update %d and behind it %d are found\n",
-              right, before, behind);
-  return right && before && behind ? 0 : 1;
+  const Outcome right = Run([] { return Train(Writes::kNowhere); });
+  const Outcome before = Run([] { return Train(Writes::kBeforeApply); });
+  const Outcome behind = Run([] { return Train(Writes::kBehindApply); });
+  const Outcome handled = Run(&TrainWithAHandler);
+  const Outcome other = Run(&TrainAndEnd);
+  const bool all[] = {
+      Check("a program that is right trains", right.status == 0 && right.said.empty(), right),
+      Check("a write before the update is found", before.Segfaulted(), before),
+      Check("it says which state was written, and what to do",
+            before.Said("wrote to its state 'w' outside an update, at 0x") &&
+                before.Said("(byte 19996 of 20000)") &&
+                before.Said("in the update that is passed to Step::Apply"),
+            before),
+      Check(
+          "a write behind the update is found, with the other name",
+          behind.Segfaulted() && behind.Said("'part' outside an update") && behind.Said("(byte 0 of 40000)"),
+          behind),
+      Check(
+          "the handler that was there has what is not ours, and the fault behind our line",
+          WIFEXITED(handled.status) && WEXITSTATUS(handled.status) == kByHandler && handled.Said("state 'w'"),
+          handled),
+      Check("a signal that somebody sent is not explained", other.Segfaulted() && other.said.empty(), other),
+  };
+  return std::ranges::all_of(all, [](bool holds) { return holds; }) ? 0 : 1;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "runtime/capi/handles.h"
 #include "sharding/ledger/audit.h"
@@ -14,6 +15,7 @@ namespace gtrain::capi {
 namespace {
 
 constexpr int64_t kAheadMax = int64_t{1} << 40;
+constexpr char kTrainName[] = "train";  // of samples that the program does not name
 
 }  // namespace
 
@@ -29,7 +31,7 @@ absl::Status ReadSampleOptions(const gtrain_session& session, const gtrain_sampl
   }
   parts->options = {in.samples, in.epochs, batch, in.seed, in.in_order == 0, in.drop_last != 0};
   GT_RETURN_IF_ERROR(sharding::CheckSampleOptions(parts->options));
-  parts->name = in.name == nullptr ? "train" : in.name;
+  parts->name = in.name == nullptr ? kTrainName : in.name;
   GT_RETURN_IF_ERROR(sharding::CheckSampleName(parts->name));
   parts->by_rank = in.shares == 0;
   const gtrain_session::Place place = Place(&session);
@@ -41,6 +43,15 @@ absl::Status ReadSampleOptions(const gtrain_session& session, const gtrain_sampl
                                                    ": it is 0 to one less than them, or `shares` is 0"));
   }
   return absl::OkStatus();
+}
+
+void WarnOfOtherBatch(const Session& session, int64_t batch) {
+  const int64_t of_job = session.global_batch();
+  if (of_job == 0 || of_job == batch || session.rank() != 0) return;
+  LogWarning("samples: the job file says `elastic: {global_batch: ", of_job, "}` and the program says ",
+             batch, ": batches have ", batch,
+             " samples, as the program says. Leave `global_batch` out of the "
+             "program's samples to have that of the job file, or out of the job file");
 }
 
 namespace {
@@ -57,6 +68,9 @@ absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtr
     return absl::FailedPreconditionError(
         "this process came up beside the ranks and has no place among them before the first step of its "
         "gtrain_elastic: open the samples behind that, or say `share` and `shares`");
+  // Other samples, such as those of a validation, have batches of their own.
+  if (parts->name == kTrainName && session->session->has_place())
+    WarnOfOtherBatch(*session->session, parts->options.global_batch);
   auto handle = std::make_unique<gtrain_samples>();
   handle->parts = std::move(parts);
   *out = handle.release();

@@ -1,5 +1,6 @@
 """`elastic: {mode: in-place}`: who survives keeps its process, whoever else dies."""
 import glob
+import json
 import os
 import random
 import re
@@ -552,6 +553,32 @@ class ElasticRunTest(harness.GtrainTest):
         self.wait_for_state('batch', 'SUCCEEDED')
         self.BATCH = 60
         self.check_ledger(0)
+
+    def test_the_batch_of_the_program_holds_and_rank_0_says_so(self):
+        self.launch('two', mode='in-place, global_batch: 30')
+        self.wait_for_state('two', 'SUCCEEDED')
+        self.check_ledger(0)
+        said = [line for line in self.gtrain('logs', 'two').stdout.splitlines() if 'global_batch' in line]
+        self.assertEqual(len(said), 1, said)
+        self.assertIn('gtrain: samples: the job file says `elastic: {global_batch: 30}` and the program says 60: batches have 60 samples', said[0])
+
+    def test_ranks_that_die_together_are_one_fault_that_names_them(self):
+        """P1: the keeper finds both ends at once; whichever the head hears first, the other one is named with it."""
+        self.launch('pair', samples=60 * 1000000)
+        wait_until('steps of all four', lambda: (lambda ranks: len(ranks) == 4 and all(rank['step'] for rank in ranks))(
+            self.job('pair')['ranks']))
+        pids = {rank['rank']: rank['pid'] for rank in self.job('pair')['ranks']}
+        keeper = self.daemons('keeper')[0]
+        os.kill(keeper, signal.SIGSTOP)
+        for rank in (1, 2):
+            os.kill(pids[rank], signal.SIGKILL)
+        wait_until('their ends', lambda: not any(harness.alive(pids[rank]) for rank in (1, 2)))
+        os.kill(keeper, signal.SIGCONT)
+        wait_until('the next generation', lambda: self.job('pair')['generation'] > 1 and self.job('pair')['state'] == 'RUNNING')
+        why = json.loads(self.gtrain('why', 'pair', '--json').stdout)['first_fault']['message']
+        self.assertRegex(why, r'^rank ([12]) on \S+: killed by signal 9 \(KILL\).*; 1 more rank ended with it: (?!\1)[12]$')
+        self.assertIn(why, self.gtrain('why', 'pair').stdout)
+        self.gtrain('stop', 'pair', '--now')
 
     def test_everybody_dies_and_the_checkpoint_goes_on(self):
         """In place as far as memory goes, then the newest checkpoint: with the keeper all processes of the machine are gone."""

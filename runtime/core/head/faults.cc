@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/head/gang.h"
@@ -21,6 +22,13 @@ namespace {
 constexpr size_t kFaultTailBytes = 16 << 10;  // of the first fault
 // A program that never reports a step is taken to have made progress after this long.
 constexpr absl::Duration kSilentProgress = absl::Minutes(5);
+constexpr size_t kMessageBytesMax = 2 << 10;  // of a fault
+
+// An end of its own that is no good one. What an agent ends it calls stopped.
+bool EndedBadly(const RankExit& exit) {
+  if (exit.cause == ExitCause::kStopped) return false;
+  return exit.cause != ExitCause::kExited || (exit.exit_code != 0 && exit.exit_code != kExitSaved);
+}
 
 }  // namespace
 
@@ -73,7 +81,7 @@ void Faults::Fail(Job& job, FaultRecord fault, Instant now) {
   const absl::Duration grace = fault.kind == FaultKind::kSaved       ? job.spec.stop_grace
                                : fault.kind == FaultKind::kPreempted ? leaves_.LeaveGrace(job, now)
                                                                      : config_.reform_grace;
-  fault.message = Shortened(std::move(fault.message), 2 << 10);
+  fault.message = Shortened(std::move(fault.message), kMessageBytesMax);
   // A process that is to blame and has not ended must not go on (a hang: its library answers for it).
   if (fault.rank >= 0 && job.ExitOf(fault.rank) == nullptr)
     job.hung.insert(ProcessOf(*job.record.grant, fault.rank));
@@ -170,7 +178,7 @@ void Faults::FindStorageFault(Job& job) {
                job.record.exits.size() < job.ranks.size()) {
       // The node of the rank with this note does not answer any more: its earlier note counts.
       last.kind = FaultKind::kStorage;
-      last.message = Shortened(note->second, 2 << 10);
+      last.message = Shortened(note->second, kMessageBytesMax);
       context_.Emit(job, "fault", last.message);
     }
   }
@@ -205,9 +213,7 @@ void Faults::FindCauseOfExit75(Job& job) {
   FaultRecord& last = job.record.faults.back();
   if (last.kind != FaultKind::kSaved) return;
   for (const RankExit& exit : job.record.exits) {
-    const bool well =
-        exit.cause == ExitCause::kExited && (exit.exit_code == 0 || exit.exit_code == kExitSaved);
-    if (well || exit.cause == ExitCause::kStopped) continue;
+    if (!EndedBadly(exit)) continue;
     GT_PROBE("head.cause_of_exit75");
     FaultRecord found = FaultOf(job, exit);
     found.generation = last.generation;
@@ -247,6 +253,27 @@ void Faults::ChargeUnlessEarned(Job& job) {
   context_.Emit(job, "fault", last.message);
 }
 
+// Several ranks may end at once, and the one that is heard of first is called the fault. By now all exits are
+// here, so the fault says who else ended by itself.
+void Faults::NameTheOthers(Job& job) {
+  constexpr size_t kNamed = 6;
+  FaultRecord& last = job.record.faults.back();
+  if (IsPlanned(last)) return;
+  std::vector<int> others;
+  for (const RankExit& exit : job.record.exits) {
+    if (exit.rank != last.rank && EndedBadly(exit)) others.push_back(exit.rank);
+  }
+  if (others.empty()) return;
+  GT_PROBE("head.names_the_others");
+  const size_t named = std::min(others.size(), kNamed);
+  std::ranges::partial_sort(others, others.begin() + static_cast<ptrdiff_t>(named));
+  const std::string who = absl::StrCat(
+      "; ", others.size(), last.rank >= 0 ? " more" : "", others.size() == 1 ? " rank" : " ranks",
+      " ended with it: ", absl::StrJoin(others.begin(), others.begin() + named, ", "),
+      named < others.size() ? ", ..." : "");
+  last.message = absl::StrCat(Shortened(std::move(last.message), kMessageBytesMax - who.size()), who);
+}
+
 void Faults::DecideAfterFault(Job& job, Instant now) {
   job.written.newest_fault = false;
   std::optional<int64_t>& committed = job.record.faults.back().committed;
@@ -260,6 +287,7 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   FindStorageFault(job);
   FindCauseOfExit75(job);
   ChargeUnlessEarned(job);
+  NameTheOthers(job);
   if (sizing_.GoesBack(job, now)) return;
   std::vector<PastFault> past;
   for (size_t i = 0; i < job.record.faults.size(); ++i)

@@ -40,6 +40,7 @@ class Faults {
   void FindStorageFault(Job& job);
   void FindCauseOfExit75(Job& job);
   void ChargeUnlessEarned(Job& job);
+  void NameTheOthers(Job& job);
 
   HeadContext& context_;
   HeadModel& model_;

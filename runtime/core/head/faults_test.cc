@@ -117,6 +117,43 @@ TEST_F(HeadFaultsTest, WhoIsKilledBehindAFaultIsOneLineOfMany) {
   EXPECT_EQ(Status(job).at("restarts"), 1);
 }
 
+// Several ranks that are killed together are one fault, which names them; who did well, or was ended by us,
+// is not among them.
+TEST_F(HeadFaultsTest, AFaultSaysWhoElseEndedWithIt) {
+  Hello("1", 100);
+  const JobId job = Submit("train 20 20");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 4, 0)});
+  for (const int rank : {3, 1}) Kill("1", job, 1, rank);
+  FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
+  FromNode("1", RankExited{Exit(job, 1, 2, 1)});
+  RankExit ended = Exit(job, 1, 5, 0);
+  ended.cause = ExitCause::kStopped;
+  ended.signal = 15;
+  FromNode("1", RankExited{ended});
+  FromNode("1", GenerationGone{job, {1}});
+  const std::string fault = Status(job).at("first_fault").at("message").get<std::string>();
+  EXPECT_EQ(fault, "rank 3 on host-1: killed by signal 9 (KILL); 2 more ranks ended with it: 1, 2");
+  EXPECT_THAT(Reason(job), HasSubstr(fault));
+  ended_ = 1;
+  Again(job);
+  FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, 1)}, {}});
+  for (int rank = 19; rank >= 18; --rank) Kill("1", job, 2, rank);
+  FromNode("1", GenerationGone{job, {2}});
+  EXPECT_THAT(Reason(job),
+              HasSubstr("rank 19 on host-1: killed by signal 9 (KILL); 1 more rank ended with it: 18; "));
+  ended_ = 2;
+  Again(job);
+  FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, 2)}, {}});
+  RankExit first = Exit(job, 3, 19, 1);
+  first.message = std::string(4 << 10, 'x');
+  FromNode("1", RankExited{first});
+  for (int rank = 18; rank >= 0; --rank) Kill("1", job, 3, rank);
+  FromNode("1", GenerationGone{job, {3}});
+  EXPECT_THAT(Reason(job), HasSubstr("x; 19 more ranks ended with it: 0, 1, 2, 3, 4, 5, ...; "))
+      << "however long it is";
+}
+
 // A rank that cannot go on without the others says 75, and may be heard before the one whose error it was.
 TEST_F(HeadFaultsTest, TheErrorOfAnotherRankIsTheCauseOfAnExit75) {
   Hello("1");
