@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+
 #include "absl/strings/str_format.h"
+#include "base/rng.h"
 
 namespace gtrain::plan {
 namespace {
@@ -115,6 +119,35 @@ TEST(Place, WhoWaitsGoesOnWhereItIs_P1) {
   demand.min = demand.max = 6;
   EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "a", "b", "b", "b", "b"))
       << "as far as there is room";
+}
+
+// As many members go on as there is room for where they wait, whatever else there is.
+TEST(Place, NoMemberThatHasRoomLosesItsPlace_P1) {
+  Rng rng(20261128);
+  int cases = 0;
+  while (cases < 2000) {
+    std::vector<NodeView> nodes;
+    Demand demand = Ranks(1, 1 + static_cast<int>(rng.Below(12)));
+    int could = 0;
+    for (int i = 0; i < 1 + static_cast<int>(rng.Below(6)); ++i) {
+      const std::string name(1, static_cast<char>('a' + i));
+      const int room = static_cast<int>(rng.Below(6));
+      nodes.push_back(Node(name, room));
+      if (rng.Below(3) == 0) continue;
+      const Waiting waiting{static_cast<int>(rng.Below(4)), static_cast<int>(rng.Below(3))};
+      demand.waiting[NodeId(name)] = waiting;
+      could += std::min(room, waiting.members);
+      for (int rank = 0; rank < waiting.members; ++rank) demand.previous.push_back(NodeId(name));
+    }
+    const Placement placement = Place(nodes, demand);
+    if (!placement.placed) continue;
+    ++cases;
+    std::map<NodeId, int> given;
+    for (const RankSlot& slot : placement.ranks) ++given[slot.node];
+    int go_on = 0;
+    for (const auto& [node, waiting] : demand.waiting) go_on += std::min(given[node], waiting.members);
+    ASSERT_EQ(go_on, std::min(could, demand.max)) << Print(placement);
+  }
 }
 
 TEST(Place, WhoWaitsKeepsItsNodeWhereNodesAreGivenWhole) {
