@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -124,6 +125,18 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   }
   verdict.room = out.room = room;
   return verdict;
+}
+
+// A process goes on only with the GPUs that it has.
+void PutFirst(const std::vector<int>& held, std::vector<int>& gpus) {
+  std::vector<int> in_order;
+  for (const int gpu : held) {
+    if (std::ranges::count(gpus, gpu) > 0) in_order.push_back(gpu);
+  }
+  for (const int gpu : gpus) {
+    if (std::ranges::count(held, gpu) == 0) in_order.push_back(gpu);
+  }
+  gpus = std::move(in_order);
 }
 
 // Order in which nodes are asked: those where members wait, those of the last generation, then (if one alone
@@ -276,8 +289,10 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
     out.verdicts.push_back(RoomOn(*node, demand, candidate));
     candidate.previous =
         static_cast<int>(std::count(demand.previous.begin(), demand.previous.end(), node->id));
-    if (const auto it = demand.waiting.find(node->id); it != demand.waiting.end())
+    if (const auto it = demand.waiting.find(node->id); it != demand.waiting.end()) {
       candidate.waiting = it->second;
+      PutFirst(it->second.gpus, candidate.gpus);
+    }
     if (candidate.room > 0) candidates.push_back(std::move(candidate));
   }
   for (NodeVerdict& verdict : out.verdicts)

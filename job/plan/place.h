@@ -35,6 +35,7 @@ struct NodeView {
 // Processes that wait on a node for their place in the next generation, by what they have.
 struct Waiting {
   int members = 0, others = 0;  // members have what was trained
+  std::vector<int> gpus;        // of the node: those of each process in turn, members first
 };
 
 // The demand of one job. Exactly one of ranks and nodes is counted, by `count_nodes`.

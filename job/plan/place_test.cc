@@ -107,15 +107,15 @@ TEST(Place, WhoWaitsGoesOnWhereItIs_P1) {
   demand.previous = {NodeId("a"), NodeId("a"), NodeId("b"), NodeId("b")};
   const std::vector<NodeView> nodes = {Node("a", 4), Node("b", 4)};
   EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "a", "a", "a"));
-  demand.waiting = {{NodeId("a"), {1, 0}}, {NodeId("b"), {2, 0}}};
+  demand.waiting = {{NodeId("a"), {1, 0, {}}}, {NodeId("b"), {2, 0, {}}}};
   EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "a", "b", "b"));
   demand.max = 3;
   EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b", "b"));
-  demand.waiting[NodeId("a")] = {0, 2};
+  demand.waiting[NodeId("a")] = {0, 2, {}};
   EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b", "b")) << "members first";
   demand.min = demand.max = 2;
   EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("b", "b"));
-  demand.waiting[NodeId("b")] = {9, 0};
+  demand.waiting[NodeId("b")] = {9, 0, {}};
   demand.min = demand.max = 6;
   EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "a", "b", "b", "b", "b"))
       << "as far as there is room";
@@ -134,7 +134,7 @@ TEST(Place, NoMemberThatHasRoomLosesItsPlace_P1) {
       const int room = static_cast<int>(rng.Below(6));
       nodes.push_back(Node(name, room));
       if (rng.Below(3) == 0) continue;
-      const Waiting waiting{static_cast<int>(rng.Below(4)), static_cast<int>(rng.Below(3))};
+      const Waiting waiting{static_cast<int>(rng.Below(4)), static_cast<int>(rng.Below(3)), {}};
       demand.waiting[NodeId(name)] = waiting;
       could += std::min(room, waiting.members);
       for (int rank = 0; rank < waiting.members; ++rank) demand.previous.push_back(NodeId(name));
@@ -150,11 +150,28 @@ TEST(Place, NoMemberThatHasRoomLosesItsPlace_P1) {
   }
 }
 
+TEST(Place, WhoWaitsKeepsItsGpu_P1) {
+  Demand demand = Ranks(1, 3);
+  demand.gpus = 1;
+  demand.waiting[NodeId("a")] = {2, 0, {3, 1}};
+  const std::vector<NodeView> nodes = {Node("a", 4, 4)};
+  const auto gpus = [&] {
+    std::vector<int> gpus;
+    for (const RankSlot& slot : Place(nodes, demand).ranks) gpus.push_back(slot.gpus.at(0));
+    return gpus;
+  };
+  EXPECT_THAT(gpus(), ElementsAre(3, 1, 0));
+  demand.max = 2;
+  EXPECT_THAT(gpus(), ElementsAre(3, 1));
+  demand.waiting[NodeId("a")].gpus = {3, 7};
+  EXPECT_THAT(gpus(), ElementsAre(3, 0)) << "a GPU that is gone";
+}
+
 TEST(Place, WhoWaitsKeepsItsNodeWhereNodesAreGivenWhole) {
   Demand demand = Ranks(2, 2);
   demand.ranks_per_node = 2;
   demand.previous = {NodeId("a"), NodeId("a"), NodeId("b"), NodeId("b")};
-  demand.waiting = {{NodeId("b"), {1, 0}}};
+  demand.waiting = {{NodeId("b"), {1, 0, {}}}};
   EXPECT_THAT(NodesByRank(Place({Node("a", 4), Node("b", 4)}, demand)), ElementsAre("b", "b"));
 }
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/core/head/members.h"
+#include "runtime/core/head/gang.h"
 
 namespace gtrain::core {
 namespace {
@@ -31,14 +31,22 @@ void OccupyAll(const Job& job, const std::map<NodeId, plan::NodeView*>& by_node)
 std::map<NodeId, plan::Waiting> WaitingOf(const Job& job) {
   std::map<NodeId, plan::Waiting> waiting;
   if (!job.ProcessesWait() || !job.record.grant) return waiting;
-  const std::set<ProcessId> members = MembersOfGrant(*job.record.grant);
+  std::map<ProcessId, NodeId> wait;
   for (const auto* processes : {&job.kept, &job.coming}) {
     for (const auto& [node, there] : *processes) {
       for (const ProcessId& process : there) {
-        if (!job.hung.contains(process))
-          ++(members.contains(process) ? waiting[node].members : waiting[node].others);
+        if (!job.hung.contains(process)) wait[process] = node;
       }
     }
+  }
+  const GenerationGrant& last = *job.record.grant;
+  for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
+    const auto it = wait.find(ProcessOf(last, number));
+    if (it == wait.end()) continue;
+    plan::Waiting& there = waiting[it->second];
+    ++(number < static_cast<int>(last.ranks.size()) ? there.members : there.others);
+    const std::vector<int>& gpus = PlaceOfRank(last, number).gpus;
+    there.gpus.insert(there.gpus.end(), gpus.begin(), gpus.end());
   }
   return waiting;
 }
