@@ -22,18 +22,17 @@ void TakeFrom(double& seconds, double& owed) {
   owed -= taken;
 }
 
-// The seconds of each step that it neither waited nor was held up.
-std::optional<double> StepSeconds(const RankStatus& was, const RankStatus& is) {
-  if (!was.joined_seconds || !was.step || !is.step || *is.step <= *was.step) return std::nullopt;
-  const auto grown = [&](std::optional<double> RankStatus::*of) {
-    return (is.*of).value_or(0) - (was.*of).value_or(0);
-  };
-  const double seconds = grown(&RankStatus::joined_seconds) - grown(&RankStatus::waited_seconds) -
-                         grown(&RankStatus::stalled_seconds);
-  // What is no number is none.
-  return seconds > 0
-             ? std::optional(seconds / (static_cast<double>(*is.step) - static_cast<double>(*was.step)))
-             : std::nullopt;
+// The seconds of each step that it neither waited nor was held up. A rank may say what it measured between
+// two steps as well, so it is told from step to step.
+std::optional<double> StepSeconds(RankLive& rank, const RankStatus& status) {
+  if (!status.step || (rank.worked && rank.worked->first == *status.step)) return std::nullopt;
+  const double worked =
+      *status.joined_seconds - status.waited_seconds.value_or(0) - status.stalled_seconds.value_or(0);
+  const auto was = std::exchange(rank.worked, std::pair(*status.step, worked));
+  if (!was || *status.step < was->first) return std::nullopt;
+  const double steps = static_cast<double>(*status.step) - static_cast<double>(was->first);
+  const double seconds = (worked - was->second) / steps;
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;  // what is no number is none
 }
 
 }  // namespace
@@ -50,7 +49,7 @@ void GoodputLedger::Advance(Instant now) {
   record_.open += seconds * places_.running;
   if (places_[TimeLabel::kEnding] > 0) behind_exit_ += seconds * places_.running;
   for (size_t i = 0; i < kTimeLabels; ++i) record_.seconds[i] += seconds * places_.of[i];
-  if (places_.going_on == 0) return;
+  if (places_.going_on + places_.joining == 0) return;
   before_step_.wall += seconds;
   before_step_.reforming += seconds * places_.going_on;
   before_step_.starting += seconds * places_.joining;
@@ -87,9 +86,11 @@ void GoodputLedger::TakeFirstStep(TimeLabel label) {
 }
 
 // Where a rank has ended and nobody has made a step since, the others waited for it: that is no training, and
-// what was measured of it is counted already. Where nobody has reported a step the one under way is lost.
+// what was measured of it is counted already. Where nobody has reported a step the one under way is lost; of
+// processes that were all started anew nobody knows whether they had begun one.
 void GoodputLedger::EndGeneration(Instant now) {
   Advance(now);
+  if (!before_step_.step && before_step_.reforming <= 0) before_step_ = {};
   TakeFirstStep(before_step_.step.value_or(TimeLabel::kLost));
   const double waited = std::clamp(std::exchange(behind_exit_, 0), 0.0, std::max(0.0, record_.open));
   record_.open -= waited;
@@ -231,12 +232,12 @@ JobPlaces PlacesOf(const Job& job) {
     if (stepped == record.generation) {
       places.running = ranks - ended;
     } else if (record.state == JobState::kRunning && stepped == Generation()) {
-      places[TimeLabel::kUnreported] = ranks - ended;
+      places[TimeLabel::kUnreported] = places.joining = ranks - ended;
     } else {
       const int go_on = std::min(ranks - ended, job.going_on);
       places[TimeLabel::kReforming] = go_on;
       places[TimeLabel::kStarting] += ranks - ended - go_on;
-      if (go_on > 0 && record.state == JobState::kRunning) {
+      if (record.state == JobState::kRunning) {
         places.going_on = go_on;
         places.joining = ranks - ended - go_on;
       }
@@ -247,18 +248,20 @@ JobPlaces PlacesOf(const Job& job) {
 
 // A rank counts from its beginning in the generation, and perhaps falsely: no more is taken than the time
 // that it ran since it last said what it measured, so that all ranks together never take more than is
-// counted. The time since it joined is that of the measurement: one that is equal comes again.
+// counted. What it measured over the beginning of the steps was mostly before: ranks wait for each other in
+// the first step above all. The time since it joined is that of the measurement: one that is equal comes
+// again.
 void MeasureGoodput(Job& job, RankLive& rank, const RankStatus& status, Instant now) {
   const bool joins = rank.status.state != RankState::kJoined && status.state == RankState::kJoined;
   if (joins && ++job.joined == static_cast<int>(job.ranks.size())) job.goodput.AllJoined(now);
   if (!status.joined_seconds || status.joined_seconds == rank.status.joined_seconds) return;
-  if (const std::optional<double> seconds = StepSeconds(rank.status, status)) job.goodput.Paced(*seconds);
+  if (const std::optional<double> seconds = StepSeconds(rank, status)) job.goodput.Paced(*seconds);
   const std::optional<Instant> before = std::exchange(rank.measured_at, now);
   const std::optional<Instant> began = job.goodput.stepped_at();
-  if (!before || !began || rank.exit >= 0 || !job.Live() ||
+  if (!before || !began || *before < *began || rank.exit >= 0 || !job.Live() ||
       job.goodput.record().stepped != job.record.generation)
     return;
-  double left = std::max(0.0, absl::ToDoubleSeconds(now - std::max(*before, *began)));
+  double left = std::max(0.0, absl::ToDoubleSeconds(now - *before));
   const auto grown = [&](const std::optional<double>& was, const std::optional<double>& is) {
     std::optional<double> seconds;
     if (!is) return seconds;

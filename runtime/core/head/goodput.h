@@ -27,8 +27,8 @@ struct RankStatus;
 struct JobPlaces {
   int wanted = 0;   // what the job asks for, in ranks: as many as its file allows, or a person has set
   int running = 0;  // in a generation that has made a step
-  // Of kReforming and of kStarting: in a generation in which processes go on, all of whose ranks have
-  // started, and that has reported no step. They may be at its first one.
+  // Of kReforming, and of kStarting or kUnreported: in a generation all of whose ranks have started, and that
+  // has reported no step. They may be at its first one. Who goes on was in the generation before.
   int going_on = 0, joining = 0;
   std::array<int, kTimeLabels> of{};
   int& operator[](TimeLabel label) { return of[static_cast<size_t>(label)]; }

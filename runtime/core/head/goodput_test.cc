@@ -195,6 +195,24 @@ TEST_F(LedgerTest, TheFirstStepHadNoMoreTimeThanThereWas) {
   EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4, kNear);
 }
 
+TEST_F(LedgerTest, TheFirstStepOfProcessesThatAreAllNewIsNoStart) {
+  JobPlaces places{.wanted = 4, .joining = 4};
+  places[TimeLabel::kUnreported] = 4;
+  ledger_.SetPlaces(places);
+  Pass(3);
+  ledger_.Step(1, {1}, false);
+  Run(4);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 12, kNear) << "nobody knows yet how long a step takes";
+  Step(2, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 4, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 16, kNear);
+  Reform(0, 4);
+  BeforeStep(5, 0, 4);
+  Reform(0, 4);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 4 + 20, kNear) << "perhaps none of them came to begin a step";
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 0, kNear);
+}
+
 TEST_F(LedgerTest, AFirstStepThatWasMadeBeforeIsRecomputed) {
   LoseOneOfFour();
   BeforeStep(3, 3, 0);
@@ -422,7 +440,7 @@ TEST_F(HeadGoodputTest, EachSecondOfEachPlaceHasALabel) {
   Step(0, job, 1, 1, 1);
   Step(10, job, 1, 0, 11);
   Step(0, job, 1, 1, 11);
-  Expect(job, {{"waiting_for_capacity", 10}, {"starting", 6}, {"step", 20}});
+  Expect(job, {{"waiting_for_capacity", 10}, {"starting", 6 - 2}, {"step", 2 + 20}});
   FromNode("1", RankExited{Exit(job, 1, 0, 1)});
   clock_.Advance(absl::Seconds(3));
   FromNode("1", GenerationGone{job, {1}});
@@ -432,7 +450,7 @@ TEST_F(HeadGoodputTest, EachSecondOfEachPlaceHasALabel) {
   EXPECT_GE(reforming, 6);
   StartRanks(job);
   const double starting = Seconds(job).at("starting");
-  EXPECT_NEAR(starting + reforming, 6 + 12, kNear);
+  EXPECT_NEAR(starting + reforming, 6 - 2 + 12, kNear);
   Step(0, job, 2, 0, 6);
   Step(0, job, 2, 1, 6);
   Step(4, job, 2, 0, 10);
@@ -445,7 +463,7 @@ TEST_F(HeadGoodputTest, EachSecondOfEachPlaceHasALabel) {
   Expect(job, {{"waiting_for_capacity", 10},
                {"starting", starting},
                {"reforming", reforming},
-               {"step", 20},
+               {"step", 2 + 20},
                {"recomputed", 8 + 3},
                {"ending", 1}});
   const nlohmann::json goodput = Goodput(job);
@@ -475,6 +493,39 @@ TEST_F(HeadGoodputTest, WhatRanksMeasureIsTakenOutOfTheSteps) {
   Beat(Said(job, 0, 12, 15, 900, 1));  // the same measurement again
   Beat(Said(job, 1, 12, 16, 900, std::nullopt));
   Expect(job, {{"step", 22 - 4.5 - 1}, {"idle", 3.5 + 1}, {"checkpoint_stall", 1}});
+}
+
+// Where ranks do not all report at the same moment.
+TEST_F(HeadGoodputTest, WhatRanksWaitedForTheFirstStepIsNotTakenOutOfTheNext) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  RankStatus joined = Said(job, 1, 0, 0.1, 0, 0);
+  joined.step.reset();
+  Beat(joined);
+  clock_.Advance(absl::Seconds(3));
+  Beat(Said(job, 0, 1, 3, 0, 0));
+  clock_.Advance(absl::Seconds(1));
+  Beat(Said(job, 1, 1, 3, 2.5, 0));  // it waited for rank 0
+  clock_.Advance(absl::Seconds(1));
+  Beat(Said(job, 0, 2, 5, 0, 0));
+  Beat(Said(job, 1, 2, 5, 2.75, 0));
+  EXPECT_NEAR(Seconds(job).at("idle").get<double>(), 0.25, kNear);
+  EXPECT_NEAR(Goodput(job).at("rank_seconds").get<double>(), 10, kNear);
+}
+
+// A rank says what it measured also between two steps.
+TEST_F(HeadGoodputTest, AStepIsMeasuredFromStepToStep) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  clock_.Advance(absl::Seconds(3));
+  Beat(Said(job, 0, 1, 3, 0, 0));
+  clock_.Advance(absl::Seconds(2));
+  Beat(Said(job, 0, 1, 5, 0, 0));
+  clock_.Advance(absl::Seconds(1));
+  Beat(Said(job, 0, 2, 5.01, 0, 0));
+  Expect(job, {{"starting", 3 - 2.01}, {"step", 2.01 + 3}, {"idle", 0}, {"checkpoint_stall", 0}});
 }
 
 TEST_F(HeadGoodputTest, RanksThatWaitForOneThatHasEndedMakeNoSteps) {
