@@ -446,6 +446,19 @@ void KeeperLink::Report(const core::WorkerEvent& event) {
   StepLocked(event);
 }
 
+void KeeperLink::ReportProgress(core::WorkerProgress progress) {
+  if (Forked()) return;
+  MutexLock lock(&mutex_);
+  progress.counted = Counted();
+  StepLocked(progress);
+}
+
+core::WorkerCollectives KeeperLink::Counted() const {
+  return {collectives_.load(std::memory_order_relaxed),
+          absl::Nanoseconds(waited_ns_.load(std::memory_order_relaxed)),
+          absl::Nanoseconds(stalled_ns_.load(std::memory_order_relaxed))};
+}
+
 bool KeeperLink::stop_requested() const {
   return !Forked() && stop_requested_.load(std::memory_order_relaxed);
 }
@@ -499,9 +512,7 @@ void KeeperLink::Loop(KeeperClient client) {
       return StepLocked(core::WorkerOver{std::string(status.message())});
     }
     if (closing_) break;
-    StepLocked(core::WorkerCollectives{collectives_.load(std::memory_order_relaxed),
-                                       absl::Nanoseconds(waited_ns_.load(std::memory_order_relaxed)),
-                                       absl::Nanoseconds(stalled_ns_.load(std::memory_order_relaxed))});
+    StepLocked(Counted());
     if (auto due = core_.NextDeadline(); due && *due <= Now()) StepLocked(core::WorkerTick{});
   }
   SayGoodbye(client);

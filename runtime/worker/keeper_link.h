@@ -55,7 +55,9 @@ class KeeperLink {
 
   absl::Status Alive() const;
   // These never block and never fail: a report that cannot be sent is dropped.
-  void Report(const core::WorkerEvent& progress_or_checkpoint);
+  void Report(const core::WorkerEvent& checkpoint_or_note);
+  // With what has been counted by then.
+  void ReportProgress(core::WorkerProgress progress);
   void CountCollective() { collectives_.fetch_add(1, std::memory_order_relaxed); }
   void CountWaiting(absl::Duration time) {
     waited_ns_.fetch_add(absl::ToInt64Nanoseconds(time), std::memory_order_relaxed);
@@ -90,6 +92,7 @@ class KeeperLink {
   void SendReleasedLocked(uint64_t generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int PollMs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  core::WorkerCollectives Counted() const;
   void SayGoodbye(KeeperClient& client);
   core::WorkerJoin JoinEvent() const;
   void BeginNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -62,7 +62,7 @@ class ManagedSession final : public Session, public port::WriterHost {
   }
 
   void Report(const ProgressReport& report) override {
-    link_.Report(core::WorkerProgress{report.step, report.loss, report.samples});
+    link_.ReportProgress({report.step, report.loss, report.samples});
   }
   void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) override {
     link_.Report(core::WorkerCheckpoint{step, manifest, policy});

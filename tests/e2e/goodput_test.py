@@ -11,6 +11,7 @@ from ckpt_test import LIBRARY, sanitized
 from harness import SOURCE, wait_until
 
 RANK = os.path.join(SOURCE, 'tests', 'e2e', 'elastic_rank.py')
+LINEAR = os.path.join(harness.BUILD, 'tests', 'e2e_elastic_linear')
 BEGINS_AGAIN = '''
 import json, os, select, sys
 report = open(os.environ['GTRAIN_REPORT'], 'a', buffering=1)
@@ -86,6 +87,19 @@ class GoodputTest(harness.GtrainTest):
         self.assertEqual(goodput['steps']['recomputed'], 0, 'nobody goes back')
         self.assertEqual(goodput['seconds']['checkpoint_stall'], 0, 'measured, and there was none')
         self.assertNotIn('not measured', text)
+
+    @unittest.skipUnless(os.path.exists(LINEAR), 'e2e_elastic_linear is not built')
+    def test_steps_that_take_a_second_are_counted_from_the_first(self):
+        """Against the program's own clock; reports of steps come with heartbeats, once a second."""
+        self.gtrain('launch', '-d', self.job_file('slow', f'name: slow\nrun: {LINEAR} {self.out} 24 8 1000\nranks: 2\nelastic: {{mode: in-place}}\n'
+                                                          'resources: {cpus: 1, oversubscribe: true}\n'))
+        goodput = self.adds_up(self.wait_for_state('slow', 'SUCCEEDED')['goodput'])
+        trained = 0
+        for name in glob.glob(os.path.join(self.out, 'trained.*')):
+            at = [int(line.split()[2]) for line in self.read(name).splitlines()]
+            self.assertEqual(len(at), 6)
+            trained += (at[-1] - at[0]) / 1e9 + 1  # and the first
+        self.assertAlmostEqual(goodput['seconds']['step'], trained, delta=1, msg=goodput)
 
     def test_a_program_without_the_library_makes_its_steps_again(self):
         with open(os.path.join(self.dir, 'again.py'), 'w') as out:

@@ -10,6 +10,7 @@ namespace gtrain::core {
 namespace {
 
 constexpr int64_t kStepMax = 9'000'000'000'000'000;  // what a double holds exactly
+constexpr double kJoinedMax = 1e9, kLateMax = 1.1;   // seconds
 
 bool IsStep(const std::optional<int64_t>& step) { return step && *step >= 0 && *step <= kStepMax; }
 
@@ -22,18 +23,26 @@ void TakeFrom(double& seconds, double& owed) {
   owed -= taken;
 }
 
-// The seconds of each step that it neither waited nor was held up.
-std::optional<double> StepSeconds(const RankStatus& was, const RankStatus& is) {
-  if (!was.joined_seconds || !was.step || !is.step || *is.step <= *was.step) return std::nullopt;
-  const auto grown = [&](std::optional<double> RankStatus::*of) {
-    return (is.*of).value_or(0) - (was.*of).value_or(0);
-  };
-  const double seconds = grown(&RankStatus::joined_seconds) - grown(&RankStatus::waited_seconds) -
-                         grown(&RankStatus::stalled_seconds);
-  // What is no number is none.
-  return seconds > 0
-             ? std::optional(seconds / (static_cast<double>(*is.step) - static_cast<double>(*was.step)))
-             : std::nullopt;
+// How long ago it measured, by its own clock. Its quickest report says when it joined; clocks drift, and no
+// report is late by more than a heartbeat and the time for which a rank holds it back.
+double LateBy(RankLive& rank, double joined_seconds, Instant now) {
+  if (!(joined_seconds >= 0 && joined_seconds < kJoinedMax)) return 0;
+  const Instant joined = now - absl::Seconds(joined_seconds);
+  rank.joined_at = std::min(rank.joined_at.value_or(joined), joined);
+  return std::min(absl::ToDoubleSeconds(joined - *rank.joined_at), kLateMax);
+}
+
+// The seconds of each step that it neither waited nor was held up. A rank may say what it measured between
+// two steps as well, so it is told from step to step.
+std::optional<double> StepSeconds(RankLive& rank, const RankStatus& status) {
+  if (!status.step || (rank.worked && rank.worked->first == *status.step)) return std::nullopt;
+  const double worked =
+      *status.joined_seconds - status.waited_seconds.value_or(0) - status.stalled_seconds.value_or(0);
+  const auto was = std::exchange(rank.worked, std::pair(*status.step, worked));
+  if (!was || *status.step < was->first) return std::nullopt;
+  const double steps = static_cast<double>(*status.step) - static_cast<double>(was->first);
+  const double seconds = (worked - was->second) / steps;
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;  // what is no number is none
 }
 
 }  // namespace
@@ -50,7 +59,7 @@ void GoodputLedger::Advance(Instant now) {
   record_.open += seconds * places_.running;
   if (places_[TimeLabel::kEnding] > 0) behind_exit_ += seconds * places_.running;
   for (size_t i = 0; i < kTimeLabels; ++i) record_.seconds[i] += seconds * places_.of[i];
-  if (places_.going_on == 0) return;
+  if (places_.going_on + places_.joining == 0) return;
   before_step_.wall += seconds;
   before_step_.reforming += seconds * places_.going_on;
   before_step_.starting += seconds * places_.joining;
@@ -80,17 +89,40 @@ void GoodputLedger::TakeFirstStep(TimeLabel label) {
   const double share = std::min(1.0, *step_seconds_ / before.wall);
   for (const auto& [from, seconds] : {std::pair(TimeLabel::kReforming, before.reforming),
                                       std::pair(TimeLabel::kStarting, before.starting)}) {
-    const double taken = std::clamp(seconds * share, 0.0, std::max(0.0, Of(from)));
-    Of(from) -= taken;
-    Of(label) += taken;
+    Move(seconds * share, from, label);
   }
+  if (label == TimeLabel::kStep) DivideBehind(before);
+}
+
+// As much as there is.
+void GoodputLedger::Move(double seconds, TimeLabel from, TimeLabel to) {
+  const double taken = std::clamp(seconds, 0.0, std::max(0.0, Of(from)));
+  Of(from) -= taken;
+  Of(to) += taken;
+}
+
+// Processes that go on have the whole steps that they had made. Where they needed less than a step's time for
+// their first one, the rest of it had been computed before; else they computed it all again, and what they
+// had of it was lost: of each rank no more than a step.
+void GoodputLedger::DivideBehind(const BeforeStep& before) {
+  if (before.reforming <= 0 || before.ran == 0 || before.behind <= 0) return;
+  const double rest = std::max(0.0, *step_seconds_ - before.wall);
+  const double share = std::min(1.0, before.reforming / before.wall / before.ran);  // of the ranks
+  if (before.made == 0)
+    return Move(std::min(rest * before.ran, before.behind) * share, TimeLabel::kLost, TimeLabel::kStep);
+  const double whole = static_cast<double>(before.made) * *step_seconds_ * before.ran;
+  const double begun = std::clamp(before.behind - whole, 0.0, *step_seconds_ * before.ran);
+  Move(begun - std::min(rest * before.ran, begun) * share, TimeLabel::kStep, TimeLabel::kLost);
 }
 
 // Where a rank has ended and nobody has made a step since, the others waited for it: that is no training, and
-// what was measured of it is counted already. Where nobody has reported a step the one under way is lost.
+// what was measured of it is counted already. Where nobody has reported a step the one under way is lost; of
+// processes that were all started anew nobody knows whether they had begun one.
 void GoodputLedger::EndGeneration(Instant now) {
   Advance(now);
+  if (!before_step_.step && before_step_.reforming <= 0) before_step_ = {};
   TakeFirstStep(before_step_.step.value_or(TimeLabel::kLost));
+  if (places_.running > 0) ran_ = places_.running;
   const double waited = std::clamp(std::exchange(behind_exit_, 0), 0.0, std::max(0.0, record_.open));
   record_.open -= waited;
   Of(TimeLabel::kReforming) += waited;
@@ -124,11 +156,15 @@ bool GoodputLedger::Step(int64_t step, Generation generation, bool anew) {
   if (r.stepped != generation || anew || step > *r.at_step) behind_exit_ = 0;  // they go on without it
   if (r.stepped != generation) {
     if (r.stepped == Generation()) Of(TimeLabel::kStarting) += std::exchange(Of(TimeLabel::kUnreported), 0);
+    before_step_.behind = r.open;
+    before_step_.ran = std::exchange(ran_, 0);
+    before_step_.made = std::max<int64_t>(0, step - r.top.value_or(step) - 1);
     // Who goes on behind the step that was reported last had made more steps by then.
     Close(r.top && step <= *r.top + 1 ? TimeLabel::kLost : TimeLabel::kStep);
     const bool again = !r.repeats && r.top && step <= *r.top;
     before_step_.step = again ? TimeLabel::kRecomputed : TimeLabel::kStep;
     paced_.reset();
+    late_ = 0;
     if (!r.first) r.first = step;
     r.redone_to = r.top;
     r.redone += static_cast<int64_t>(again);
@@ -149,12 +185,15 @@ bool GoodputLedger::Step(int64_t step, Generation generation, bool anew) {
     const int64_t made = step - *r.at_step;
     const int64_t redone =
         r.redone_to && !r.repeats ? std::clamp<int64_t>(*r.redone_to - *r.at_step, 0, made) : 0;
+    const double after = std::clamp(std::exchange(late_, 0) * places_.running, 0.0, std::max(0.0, r.open));
+    r.open -= after;  // that is of the next step
     const double share = r.open * static_cast<double>(redone) / static_cast<double>(made);
     MeasureStep(made);
     r.redone += redone;
     Of(TimeLabel::kRecomputed) += std::max(0.0, share);
     r.open -= std::max(0.0, share);
     Close(redone < made ? TimeLabel::kStep : TimeLabel::kRecomputed);
+    r.open += after;
   }
   r.top = std::max(r.top.value_or(step), step);
   r.at_step = anew ? step : std::max(*r.at_step, step);
@@ -231,12 +270,12 @@ JobPlaces PlacesOf(const Job& job) {
     if (stepped == record.generation) {
       places.running = ranks - ended;
     } else if (record.state == JobState::kRunning && stepped == Generation()) {
-      places[TimeLabel::kUnreported] = ranks - ended;
+      places[TimeLabel::kUnreported] = places.joining = ranks - ended;
     } else {
       const int go_on = std::min(ranks - ended, job.going_on);
       places[TimeLabel::kReforming] = go_on;
       places[TimeLabel::kStarting] += ranks - ended - go_on;
-      if (go_on > 0 && record.state == JobState::kRunning) {
+      if (record.state == JobState::kRunning) {
         places.going_on = go_on;
         places.joining = ranks - ended - go_on;
       }
@@ -247,18 +286,22 @@ JobPlaces PlacesOf(const Job& job) {
 
 // A rank counts from its beginning in the generation, and perhaps falsely: no more is taken than the time
 // that it ran since it last said what it measured, so that all ranks together never take more than is
-// counted. The time since it joined is that of the measurement: one that is equal comes again.
+// counted. What it measured over the beginning of the steps was mostly before: ranks wait for each other in
+// the first step above all. The time since it joined is that of the measurement: one that is equal comes
+// again.
 void MeasureGoodput(Job& job, RankLive& rank, const RankStatus& status, Instant now) {
   const bool joins = rank.status.state != RankState::kJoined && status.state == RankState::kJoined;
   if (joins && ++job.joined == static_cast<int>(job.ranks.size())) job.goodput.AllJoined(now);
+  job.goodput.Late(0);
   if (!status.joined_seconds || status.joined_seconds == rank.status.joined_seconds) return;
-  if (const std::optional<double> seconds = StepSeconds(rank.status, status)) job.goodput.Paced(*seconds);
+  job.goodput.Late(LateBy(rank, *status.joined_seconds, now));
+  if (const std::optional<double> seconds = StepSeconds(rank, status)) job.goodput.Paced(*seconds);
   const std::optional<Instant> before = std::exchange(rank.measured_at, now);
   const std::optional<Instant> began = job.goodput.stepped_at();
-  if (!before || !began || rank.exit >= 0 || !job.Live() ||
+  if (!before || !began || *before < *began || rank.exit >= 0 || !job.Live() ||
       job.goodput.record().stepped != job.record.generation)
     return;
-  double left = std::max(0.0, absl::ToDoubleSeconds(now - std::max(*before, *began)));
+  double left = std::max(0.0, absl::ToDoubleSeconds(now - *before));
   const auto grown = [&](const std::optional<double>& was, const std::optional<double>& is) {
     std::optional<double> seconds;
     if (!is) return seconds;

@@ -27,8 +27,8 @@ struct RankStatus;
 struct JobPlaces {
   int wanted = 0;   // what the job asks for, in ranks: as many as its file allows, or a person has set
   int running = 0;  // in a generation that has made a step
-  // Of kReforming and of kStarting: in a generation in which processes go on, all of whose ranks have
-  // started, and that has reported no step. They may be at its first one.
+  // Of kReforming, and of kStarting or kUnreported: in a generation all of whose ranks have started, and that
+  // has reported no step. They may be at its first one. Who goes on was in the generation before.
   int going_on = 0, joining = 0;
   std::array<int, kTimeLabels> of{};
   int& operator[](TimeLabel label) { return of[static_cast<size_t>(label)]; }
@@ -62,6 +62,8 @@ class GoodputLedger {
   void AllJoined(Instant now);
   // By a rank's own clock, what it computed for each step between its newest two reports of one.
   void Paced(double seconds) { paced_ = seconds; }
+  // So long ago was the step that is told next, by its rank's own clock: reports come with heartbeats.
+  void Late(double seconds) { late_ = seconds; }
   // The generation ended before its time.
   void EndGeneration(Instant now);
   void CountLoss() { ++record_.losses; }
@@ -76,11 +78,18 @@ class GoodputLedger {
   struct BeforeStep {
     double wall = 0, reforming = 0, starting = 0;  // seconds, and rank-seconds as they were labelled
     std::optional<TimeLabel> step;                 // what it was; none: it has not been reported
+    // Between the last report of the generation before and its end: rank-seconds, the ranks that ran, and the
+    // whole steps that they made.
+    double behind = 0;
+    int ran = 0;
+    int64_t made = 0;
   };
 
   double& Of(TimeLabel label) { return record_.seconds[static_cast<size_t>(label)]; }
   void Close(TimeLabel label);
   void TakeFirstStep(TimeLabel label);
+  void DivideBehind(const BeforeStep& before);
+  void Move(double seconds, TimeLabel from, TimeLabel to);
   void MeasureStep(int64_t made);
 
   GoodputRecord record_;
@@ -93,6 +102,8 @@ class GoodputLedger {
   BeforeStep before_step_;
   std::optional<double> step_seconds_;  // that a rank computed for a step, by the newest two reports
   std::optional<double> paced_;         // since the report before
+  double late_ = 0;
+  int ran_ = 0;  // of the newest generation that has ended and made a step
   JobPlaces places_;
 };
 

@@ -179,10 +179,10 @@ TEST_F(LedgerTest, NobodyComputesTheFirstStepBeforeAllHaveJoined) {
   ledger_.AllJoined(clock_.Now());
   Pass(1.5);
   ledger_.Step(6, {2}, false);
-  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5 + 1.5, kNear) << "they had half a second of it";
   EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4 + 6, kNear);
   ledger_.AllJoined(clock_.Now());  // one says it again
-  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5 + 1.5, kNear);
 }
 
 TEST_F(LedgerTest, TheFirstStepHadNoMoreTimeThanThereWas) {
@@ -191,8 +191,63 @@ TEST_F(LedgerTest, TheFirstStepHadNoMoreTimeThanThereWas) {
   ledger_.Step(6, {2}, false);
   Run(3);
   ledger_.EndGeneration(clock_.Now());
-  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 1.5, kNear) << "by the pace before, since it made no other";
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 1.5 + 3, kNear) << "by the pace before, since it made no other";
   EXPECT_NEAR(Seconds(TimeLabel::kReforming), 4, kNear);
+}
+
+TEST_F(LedgerTest, TheFirstStepOfProcessesThatAreAllNewIsNoStart) {
+  JobPlaces places{.wanted = 4, .joining = 4};
+  places[TimeLabel::kUnreported] = 4;
+  ledger_.SetPlaces(places);
+  Pass(3);
+  ledger_.Step(1, {1}, false);
+  Run(4);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 12, kNear) << "nobody knows yet how long a step takes";
+  Step(2, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 4, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 16, kNear);
+  Reform(0, 4);
+  BeforeStep(5, 0, 4);
+  Reform(0, 4);
+  EXPECT_NEAR(Seconds(TimeLabel::kStarting), 4 + 20, kNear) << "perhaps none of them came to begin a step";
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 0, kNear);
+}
+
+TEST_F(LedgerTest, WhatSurvivorsHadOfAStepIsLostWhereTheyComputeAllOfIt) {
+  Step(0, 1);
+  Run(4);
+  Step(8, 5);
+  Pass(3.5);  // step 6, which nobody reports, and most of step 7
+  Reform(1, 4);
+  BeforeStep(2, 3, 1);
+  ledger_.Step(7, {2}, false);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 8 + 8, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 6, kNear);
+}
+
+TEST_F(LedgerTest, WhatSurvivorsHadOfAStepIsNotLostWhereTheyGoOnInIt) {
+  Step(0, 1);
+  Run(4);
+  Step(8, 5);
+  Pass(1.5);
+  Reform(1, 4);
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 6, kNear) << "nobody knows better yet";
+  BeforeStep(0.5, 3, 1);
+  ledger_.Step(6, {2}, false);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 32 + 4.5 + 2, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 1.5, kNear) << "of the rank that is lost";
+}
+
+TEST_F(LedgerTest, WhatComesBehindAStepIsNotOfItHoweverLateItIsTold) {
+  Step(0, 1);
+  Run(2);
+  ledger_.Late(0.75);
+  Step(2.75, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 5.5, kNear);
+  Pass(0.5);
+  Reform(0, 2);
+  EXPECT_NEAR(Seconds(TimeLabel::kStep), 4, kNear);
+  EXPECT_NEAR(Seconds(TimeLabel::kLost), 2.5, kNear);
 }
 
 TEST_F(LedgerTest, AFirstStepThatWasMadeBeforeIsRecomputed) {
@@ -322,6 +377,7 @@ TEST(Goodput, LabelsAddUpInRandomHistories) {
       unmeasured += seconds * places.running;
       if (places.running > 0 && !chance(3)) {
         ledger.Advance(clock.Now());
+        if (chance(3)) ledger.Late(static_cast<double>(rng.Below(1100)) / 1000);
         const bool anew = step > 3 && chance(200);
         step = anew ? 1 : step + static_cast<int64_t>(rng.Below(5));
         ledger.Step(step, {generation}, anew);
@@ -422,7 +478,7 @@ TEST_F(HeadGoodputTest, EachSecondOfEachPlaceHasALabel) {
   Step(0, job, 1, 1, 1);
   Step(10, job, 1, 0, 11);
   Step(0, job, 1, 1, 11);
-  Expect(job, {{"waiting_for_capacity", 10}, {"starting", 6}, {"step", 20}});
+  Expect(job, {{"waiting_for_capacity", 10}, {"starting", 6 - 2}, {"step", 2 + 20}});
   FromNode("1", RankExited{Exit(job, 1, 0, 1)});
   clock_.Advance(absl::Seconds(3));
   FromNode("1", GenerationGone{job, {1}});
@@ -432,7 +488,7 @@ TEST_F(HeadGoodputTest, EachSecondOfEachPlaceHasALabel) {
   EXPECT_GE(reforming, 6);
   StartRanks(job);
   const double starting = Seconds(job).at("starting");
-  EXPECT_NEAR(starting + reforming, 6 + 12, kNear);
+  EXPECT_NEAR(starting + reforming, 6 - 2 + 12, kNear);
   Step(0, job, 2, 0, 6);
   Step(0, job, 2, 1, 6);
   Step(4, job, 2, 0, 10);
@@ -445,7 +501,7 @@ TEST_F(HeadGoodputTest, EachSecondOfEachPlaceHasALabel) {
   Expect(job, {{"waiting_for_capacity", 10},
                {"starting", starting},
                {"reforming", reforming},
-               {"step", 20},
+               {"step", 2 + 20},
                {"recomputed", 8 + 3},
                {"ending", 1}});
   const nlohmann::json goodput = Goodput(job);
@@ -475,6 +531,53 @@ TEST_F(HeadGoodputTest, WhatRanksMeasureIsTakenOutOfTheSteps) {
   Beat(Said(job, 0, 12, 15, 900, 1));  // the same measurement again
   Beat(Said(job, 1, 12, 16, 900, std::nullopt));
   Expect(job, {{"step", 22 - 4.5 - 1}, {"idle", 3.5 + 1}, {"checkpoint_stall", 1}});
+}
+
+// Where ranks do not all report at the same moment.
+TEST_F(HeadGoodputTest, WhatRanksWaitedForTheFirstStepIsNotTakenOutOfTheNext) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  RankStatus joined = Said(job, 1, 0, 0.1, 0, 0);
+  joined.step.reset();
+  Beat(joined);
+  clock_.Advance(absl::Seconds(3));
+  Beat(Said(job, 0, 1, 3, 0, 0));
+  clock_.Advance(absl::Seconds(1));
+  Beat(Said(job, 1, 1, 3, 2.5, 0));  // it waited for rank 0
+  clock_.Advance(absl::Seconds(1));
+  Beat(Said(job, 0, 2, 5, 0, 0));
+  Beat(Said(job, 1, 2, 5, 2.75, 0));
+  EXPECT_NEAR(Seconds(job).at("idle").get<double>(), 0.25, kNear);
+  EXPECT_NEAR(Goodput(job).at("rank_seconds").get<double>(), 10, kNear);
+}
+
+// A heartbeat tells of a step up to a second after it.
+TEST_F(HeadGoodputTest, AStepIsTakenToHaveEndedWhenItsRankSays) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  Beat(Said(job, 0, 1, 3, 0, 0));
+  clock_.Advance(absl::Seconds(2.75));
+  Beat(Said(job, 0, 2, 5, 0, 0));
+  clock_.Advance(absl::Seconds(0.25));
+  FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+  EXPECT_NEAR(Seconds(job).at("step").get<double>(), 2, kNear);
+  EXPECT_NEAR(Seconds(job).at("lost").get<double>(), 1, kNear);
+}
+
+// A rank says what it measured also between two steps.
+TEST_F(HeadGoodputTest, AStepIsMeasuredFromStepToStep) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  clock_.Advance(absl::Seconds(3));
+  Beat(Said(job, 0, 1, 3, 0, 0));
+  clock_.Advance(absl::Seconds(2));
+  Beat(Said(job, 0, 1, 5, 0, 0));
+  clock_.Advance(absl::Seconds(1));
+  Beat(Said(job, 0, 2, 5.01, 0, 0));
+  Expect(job, {{"starting", 3 - 2.01}, {"step", 2.01 + 3}, {"idle", 0}, {"checkpoint_stall", 0}});
 }
 
 TEST_F(HeadGoodputTest, RanksThatWaitForOneThatHasEndedMakeNoSteps) {

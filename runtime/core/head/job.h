@@ -42,6 +42,9 @@ struct RankLive {
   std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
   bool busy_new = false;                // since nodes were compared
   std::optional<Instant> measured_at;   // its newest report
+  std::optional<Instant> joined_at;     // at the latest, by its own clock
+  // By its own clock since it joined, less what it waited and was held up; of the step that it said with it.
+  std::optional<std::pair<int64_t, double>> worked;
 };
 
 // A process that comes up beside the generation (newcomers.h).

@@ -104,6 +104,7 @@ WorkerStepResult WorkerCore::On(const WorkerProgress& e, Instant now) {
   held_->step = std::max(e.step, held_->step.value_or(e.step));
   if (e.loss) held_->loss = e.loss;
   held_->samples += e.samples;
+  if (e.counted.count > 0) TakePace(e.counted, now);
   return ReportIfDue(now);
 }
 
@@ -137,10 +138,14 @@ WorkerStepResult WorkerCore::On(const WorkerPauses& e, Instant) {
 WorkerStepResult WorkerCore::On(const WorkerCollectives& e, Instant now) {
   const bool stalled = e.stalled > (pace_ ? pace_->stalled : absl::ZeroDuration());
   if (state_ == State::kOver || (e.count <= collective_ && !stalled)) return {{}, "no new collective"};
-  collective_ = std::max(collective_, e.count);
-  if (joined_at_) pace_ = RankPace{e.waited, now - *joined_at_, e.stalled};
+  TakePace(e, now);
   if (!held_) held_.emplace();
   return ReportIfDue(now);
+}
+
+void WorkerCore::TakePace(const WorkerCollectives& counted, Instant now) {
+  collective_ = std::max(collective_, counted.count);
+  if (joined_at_) pace_ = RankPace{counted.waited, now - *joined_at_, counted.stalled};
 }
 
 WorkerStepResult WorkerCore::On(const WorkerTick&, Instant now) { return ReportIfDue(now); }

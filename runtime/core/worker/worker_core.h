@@ -54,10 +54,18 @@ struct WorkerStop {
 struct WorkerNotice {
   absl::Duration left;
 };
+// Collectives begun by this rank in this generation, all communicators together, and the time in those that
+// had to wait for others. `stalled`: the time for which checkpoints held it up.
+struct WorkerCollectives {
+  uint64_t count = 0;
+  absl::Duration waited, stalled;
+};
 struct WorkerProgress {
   int64_t step = 0;
   std::optional<double> loss;
   int64_t samples = 0;  // since the previous one
+  // As of this report, so that the step comes with the waits that led to it; 0 collectives: none is known.
+  WorkerCollectives counted = {};
 };
 struct WorkerCheckpoint {
   int64_t step = 0;
@@ -72,12 +80,6 @@ struct WorkerLinkDown {
 struct WorkerNote {
   std::string kind;  // one of rank_notes.h
   std::string text;
-};
-// Collectives begun by this rank in this generation, all communicators together, and the time in those that
-// had to wait for others. `stalled`: the time for which checkpoints held it up.
-struct WorkerCollectives {
-  uint64_t count = 0;
-  absl::Duration waited, stalled;
 };
 // The head wants the ranks to stand still behind a step.
 struct WorkerPause {};
@@ -117,7 +119,7 @@ struct SendProgress {
   std::optional<double> loss;
   int64_t samples = 0;  // since the previous SendProgress
   uint64_t collective = 0;
-  std::optional<RankPace> pace;  // of the moment when `collective` was counted
+  std::optional<RankPace> pace;  // of when `collective` was counted, or of the step
   bool operator==(const SendProgress&) const = default;
 };
 struct SendCheckpoint {
@@ -195,6 +197,7 @@ class WorkerCore {
   WorkerStepResult On(const WorkerPause& e, Instant now);
   WorkerStepResult On(const WorkerPauses& e, Instant now);
   WorkerStepResult On(const WorkerTick& e, Instant now);
+  void TakePace(const WorkerCollectives& counted, Instant now);
   WorkerStepResult ReportIfDue(Instant now);
 
   int world_;

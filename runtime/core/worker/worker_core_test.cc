@@ -115,6 +115,17 @@ TEST(WorkerCore, PaceIsOfTheMomentWhenCollectivesWereCounted_N6) {
   EXPECT_THAT(core.Step(WorkerTick{}, AtMs(110)).effects, ElementsAre(WorkerEffect(later)));
 }
 
+// A report that came with the pace of the step before would have the waits of this one counted with the next.
+TEST(WorkerCore, AStepComesWithTheWaitsThatLedToIt) {
+  WorkerCore core = Joined();
+  core.Step(WorkerCollectives{1, absl::Milliseconds(5)}, AtMs(10));
+  SendProgress said{4, std::nullopt, 0, 3};
+  said.pace = RankPace{absl::Milliseconds(600), absl::Milliseconds(999)};
+  EXPECT_THAT(core.Step(WorkerProgress{4, {}, 0, {3, absl::Milliseconds(600)}}, AtMs(1000)).effects,
+              ElementsAre(WorkerEffect(said)));
+  EXPECT_THAT(core.Step(WorkerCollectives{3, absl::Milliseconds(600)}, AtMs(1001)).effects, IsEmpty());
+}
+
 TEST(WorkerCore, AStallIsSaidWithoutACollective) {
   WorkerCore core = Joined();
   SendProgress said;
