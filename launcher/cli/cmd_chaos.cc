@@ -4,7 +4,12 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -14,8 +19,7 @@
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "job/spec/parse.h"
-#include "job/spec/values.h"
+#include "launcher/cli/chaos_plan.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/median.h"
@@ -31,73 +35,11 @@ using nlohmann::json;
 constexpr absl::Duration kAskEvery = absl::Milliseconds(100);
 constexpr absl::Duration kRecoverWithin = absl::Minutes(10);
 
-struct Plan {
-  enum class Deed { kKill, kTerm, kStop, kDrain } deed = Deed::kKill;
-  absl::Duration lasts;  // kStop: how long a rank stands still; kDrain: until its machine goes
-  absl::Duration every = absl::Seconds(5);
-  std::optional<absl::Duration> all;  // then it ends
-  std::optional<int> rank;
-  std::string node;  // a host name: all ranks there
-  uint64_t seed = 0;
-};
-
-absl::StatusOr<absl::Duration> TimeOf(const Args& args, absl::string_view flag) {
-  const absl::StatusOr<absl::Duration> time = ParseDuration(args.Get(flag));
-  if (time.ok() && *time > absl::ZeroDuration()) return *time;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, " ", spec::Shown(args.Get(flag)), ": write a time, such as 5s"));
-}
-
-absl::StatusOr<Plan> PlanOf(const Args& args) {
-  Plan plan;
-  const int deeds = args.Has("kill") + args.Has("term") + args.Has("stop") + args.Has("drain");
-  if (deeds > 1) return absl::InvalidArgumentError("one of --kill, --term, --stop and --drain at a time");
-  if (args.Has("term")) plan.deed = Plan::Deed::kTerm;
-  if (args.Has("stop")) {
-    plan.deed = Plan::Deed::kStop;
-    GT_ASSIGN_OR_RETURN(plan.lasts, TimeOf(args, "stop"));
-  }
-  if (args.Has("drain")) {
-    plan.deed = Plan::Deed::kDrain;
-    GT_ASSIGN_OR_RETURN(plan.lasts, TimeOf(args, "drain"));
-  }
-  if (args.Has("every")) {
-    GT_ASSIGN_OR_RETURN(plan.every, TimeOf(args, "every"));
-  }
-  if (args.Has("for")) {
-    GT_ASSIGN_OR_RETURN(const absl::Duration all, TimeOf(args, "for"));
-    plan.all = all;
-  }
-  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
-  if (rank) plan.rank = static_cast<int>(*rank);
-  plan.node = args.Get("node");
-  if (plan.rank && !plan.node.empty()) return absl::InvalidArgumentError("--rank or --node, not both");
-  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> seed, args.Int("seed", 0, INT64_MAX));
-  plan.seed = seed ? static_cast<uint64_t>(*seed) : Rng::FromSystem().Next() >> 33;
-  return plan;
-}
-
-// What is run beside the rank. Its process may have ended since it was looked up, and its number may be
-// another's by now: the rank's token, which no other process has, says whose it is.
-std::vector<std::string> SignalCommand(const Plan& plan, int64_t pid) {
-  constexpr char kCheck[] =
-      // A process that goes on in place was started with another token.
-      "it=GTRAIN_TOKEN=$GTRAIN_TOKEN; [ \"$GTRAIN_ELASTIC\" = in-place ] && it=GTRAIN_JOB=$GTRAIN_JOB; "
-      "tr '\\0' '\\n' < /proc/$1/environ | grep -qxF \"$it\" || exit 3; ";
-  std::string act = plan.deed == Plan::Deed::kTerm ? "kill -TERM $1" : "kill -KILL $1";
-  if (plan.deed == Plan::Deed::kStop)
-    act = "kill -STOP -$1 && { (sleep $2; kill -CONT -$1) < /dev/null > /dev/null 2>&1 & }";
-  return {"sh",
-          "-c",
-          absl::StrCat(kCheck, act),
-          "chaos",
-          absl::StrCat(pid),
-          absl::StrFormat("%.3f", absl::ToDoubleSeconds(plan.lasts))};
-}
+using Deed = ChaosPlan::Deed;
 
 class Chaos {
  public:
-  Chaos(Cluster& cluster, std::string job, const Plan& plan)
+  Chaos(Cluster& cluster, std::string job, const ChaosPlan& plan)
       : cluster_(cluster), job_(std::move(job)), plan_(plan), rng_(plan.seed) {
     cluster_.client->set_interrupt_fd(signals_.fd());
   }
@@ -105,9 +47,12 @@ class Chaos {
   // Until its time is over, the job is, or a signal came. An error: the job did not step on.
   absl::Status Run() {
     const Instant end = plan_.all ? clock_.Now() + *plan_.all : Instant{INT64_MAX};
-    Say(absl::StrCat(job_, ": ", Words(), " every ", PrintDuration(plan_.every),
-                     ", half of it more or less; --seed ", plan_.seed));
-    const absl::Status struck = StrikeUntil(end);
+    const bool plays = plan_.deed == Deed::kTrace;
+    Say(absl::StrCat(
+        job_, ": ", plan_.Words(),
+        plays ? "" : absl::StrCat(" every ", PrintDuration(plan_.every), ", half of it more or less"),
+        "; --seed ", plan_.seed));
+    const absl::Status struck = plays ? PlayUntil(end) : StrikeUntil(end);
     GT_RETURN_IF_ERROR(Undrain());  // however it ended
     GT_RETURN_IF_ERROR(struck);
     GT_ASSIGN_OR_RETURN(last_, AskJob(cluster_, job_, absl::Seconds(20)));
@@ -137,23 +82,6 @@ class Chaos {
 
  private:
   void Say(const std::string& line) const { Complain(SafeText(line)); }
-
-  std::string Words() const {
-    const std::string whom = plan_.rank            ? absl::StrCat("rank ", *plan_.rank)
-                             : !plan_.node.empty() ? absl::StrCat("all ranks on ", plan_.node)
-                                                   : "a rank";
-    switch (plan_.deed) {
-      case Plan::Deed::kKill:
-        return absl::StrCat("kills ", whom);
-      case Plan::Deed::kTerm:
-        return absl::StrCat("ends ", whom, " by SIGTERM");
-      case Plan::Deed::kStop:
-        return absl::StrCat("stops ", whom, " for ", PrintDuration(plan_.lasts));
-      case Plan::Deed::kDrain:
-        return absl::StrCat("drains the node of ", whom, ", which goes in ", PrintDuration(plan_.lasts));
-    }
-    return "";
-  }
 
   // False: the time is over, or a signal came, now or earlier.
   bool Pause(absl::Duration time, Instant end) {
@@ -203,7 +131,7 @@ class Chaos {
       const std::vector<RankDoc> victims = Victims(before);
       if (victims.empty()) {  // it is being formed, or nothing of it is where the flags say
         if (!std::exchange(said_nobody_, true))
-          Say(absl::StrCat("no rank to hit: ", Words(), "; ", before.state));
+          Say(absl::StrCat("no rank to hit: ", plan_.Words(), "; ", before.state));
         continue;
       }
       GT_RETURN_IF_ERROR(Undrain());  // of one that waited beside the ranks
@@ -223,13 +151,14 @@ class Chaos {
   bool Strike(const JobDoc& job, const std::vector<RankDoc>& victims) {
     std::vector<int> hit;
     for (const RankDoc& victim : victims) {
-      const absl::Status done = plan_.deed == Plan::Deed::kDrain ? Drain(victim) : Signal(victim);
+      const absl::Status done =
+          plan_.deed == Deed::kDrain ? Drain(victim.hostname, plan_.lasts) : Signal(victim);
       if (done.ok()) {
         hit.push_back(victim.rank);
       } else {
         Say(absl::StrCat("rank ", victim.rank, ": ", done.message()));
       }
-      if (plan_.deed == Plan::Deed::kDrain) break;  // the whole node
+      if (plan_.deed == Deed::kDrain) break;  // the whole node
     }
     if (hit.empty()) return false;
     deeds_.push_back({{"generation", job.generation},
@@ -239,26 +168,113 @@ class Chaos {
     return true;
   }
 
-  absl::Status Signal(const RankDoc& victim) {
-    GT_ASSIGN_OR_RETURN(const std::string text,
-                        Ask(cluster_, core::ClientExec{.job = JobId(job_),
-                                                       .rank = victim.rank,
-                                                       .argv = SignalCommand(plan_, victim.pid),
-                                                       .apart = true}));
+  // Its exit code.
+  absl::StatusOr<int> Exec(int rank, std::vector<std::string> argv) {
+    GT_ASSIGN_OR_RETURN(
+        const std::string text,
+        Ask(cluster_,
+            core::ClientExec{.job = JobId(job_), .rank = rank, .argv = std::move(argv), .apart = true}));
     const json reply = json::parse(text, nullptr, /*allow_exceptions=*/false);
     const auto code = reply.find("exit_code");
-    const int exit_code = code != reply.end() && code->is_number_integer() ? code->get<int>() : 1;
+    return code != reply.end() && code->is_number_integer() ? code->get<int>() : 1;
+  }
+
+  absl::Status Signal(const RankDoc& victim) {
+    GT_ASSIGN_OR_RETURN(const int exit_code, Exec(victim.rank, plan_.Command(victim.pid)));
     // The end of the generation, which the signal brings about, may kill the command that gave it.
     constexpr int kKilled = 128;
     if (exit_code == 0 || exit_code > kKilled) return absl::OkStatus();
-    return absl::UnavailableError("its process had ended already");
+    return absl::UnavailableError(plan_.WhyNot(exit_code));
   }
 
-  absl::Status Drain(const RankDoc& victim) {
-    const core::ClientDrainNode drain{victim.hostname, plan_.lasts, "gtrain chaos", false};
+  absl::Status Drain(const std::string& hostname, absl::Duration notice) {
+    const core::ClientDrainNode drain{hostname, notice, "gtrain chaos", false};
     GT_RETURN_IF_ERROR(Ask(cluster_, drain).status());
-    drained_.push_back(victim.hostname);
+    drained_.push_back(hostname);
     return absl::OkStatus();
+  }
+
+  // Those that are there, by host name, and nobody else has drained.
+  absl::StatusOr<std::vector<std::string>> Machines() {
+    GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster_, core::ClientNodes{}));
+    const json reply = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    std::vector<std::string> names;
+    const auto nodes = reply.is_object() ? reply.find("nodes") : reply.end();
+    if (!reply.is_object() || nodes == reply.end() || !nodes->is_array())
+      return absl::InternalError("the head's answer lists no nodes");
+    for (const json& node : *nodes) {
+      if (TextOf(node, "state") == "alive" && TextOf(node, "unusable").empty())
+        names.push_back(TextOf(node, "hostname"));
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+
+  // As many machines are left as the trace has, of the most that it ever has.
+  absl::Status PlayUntil(Instant end) {
+    GT_ASSIGN_OR_RETURN(const std::vector<std::string> machines, Machines());
+    const int most = *std::ranges::max_element(plan_.trace.nodes);
+    std::set<std::string> gone;
+    for (const int there : plan_.trace.nodes) {
+      GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster_, job_, absl::Seconds(20)));
+      if (job.Final()) return absl::OkStatus();
+      const double share = most == 0 ? 0 : static_cast<double>(there) / most;
+      const auto stay = static_cast<size_t>(std::lround(share * static_cast<double>(machines.size())));
+      GT_RETURN_IF_ERROR(Change(job, machines, machines.size() - stay, gone));
+      if (!Pause(plan_.trace.gap / plan_.speed, end)) break;
+    }
+    return absl::OkStatus();
+  }
+
+  // Lets machines go, or come back, until so many are gone.
+  absl::Status Change(const JobDoc& job, const std::vector<std::string>& machines, size_t count,
+                      std::set<std::string>& gone) {
+    std::vector<std::string> went, came;
+    while (gone.size() < count) {
+      std::vector<std::string> there;
+      std::ranges::set_difference(machines, gone, std::back_inserter(there));
+      const std::string& one = there[rng_.Below(there.size())];
+      GT_RETURN_IF_ERROR(Take(job, one));
+      went.push_back(one);
+      gone.insert(one);
+    }
+    while (gone.size() > count) {
+      const std::string one = *std::next(gone.begin(), static_cast<ptrdiff_t>(rng_.Below(gone.size())));
+      GT_RETURN_IF_ERROR(GiveBack(one));
+      std::erase(drained_, one);
+      came.push_back(one);
+      gone.erase(one);
+    }
+    if (went.empty() && came.empty()) return absl::OkStatus();
+    deeds_.push_back({{"generation", job.generation},
+                      {"machines", machines.size() - gone.size()},
+                      {"went", went},
+                      {"came", came},
+                      {"step", job.step ? json(*job.step) : json(nullptr)}});
+    Say(absl::StrCat(machines.size() - gone.size(), " of ", machines.size(), " machines",
+                     went.empty() ? "" : absl::StrCat(", without ", absl::StrJoin(went, ", ")),
+                     came.empty() ? "" : absl::StrCat(", again with ", absl::StrJoin(came, ", ")), "; step ",
+                     job.step.value_or(0)));
+    return absl::OkStatus();
+  }
+
+  // Without a notice the machine's ranks end first, all at once: what is drained has time to hand over.
+  // Nothing is placed there any more.
+  absl::Status Take(const JobDoc& job, const std::string& hostname) {
+    constexpr absl::Duration kAtOnce = absl::Seconds(1);
+    if (plan_.lasts > absl::ZeroDuration()) return Drain(hostname, plan_.lasts);
+    std::vector<int64_t> pids;
+    int beside = 0;
+    for (const RankDoc& rank : job.ranks) {
+      if (rank.hostname != hostname || rank.pid <= 0 || rank.state == "exited") continue;
+      beside = rank.rank;
+      pids.push_back(rank.pid);
+    }
+    if (!pids.empty()) {
+      const absl::Status killed = Exec(beside, ChaosPlan::KillCommand(pids)).status();
+      if (!killed.ok()) Say(absl::StrCat("rank ", beside, " on ", hostname, ": ", killed.message()));
+    }
+    return Drain(hostname, kAtOnce);
   }
 
   static std::string NumbersOf(const std::vector<RankDoc>& ranks) {
@@ -269,8 +285,7 @@ class Chaos {
   // Until every rank that was there, or the next generation, has gone a step on.
   absl::Status AwaitStep(const JobDoc& before, const std::vector<RankDoc>& victims, Instant end) {
     const Instant at = clock_.Now();
-    const bool changes =
-        plan_.deed != Plan::Deed::kStop;  // a rank that stood still goes on in its generation
+    const bool changes = plan_.Ends();  // a rank that stood still goes on in its generation
     const std::string hit = NumbersOf(victims);
     while (Pause(kAskEvery, std::max(end, at + kRecoverWithin))) {
       GT_ASSIGN_OR_RETURN(const JobDoc now, AskJob(cluster_, job_, absl::Seconds(20)));
@@ -282,8 +297,10 @@ class Chaos {
         const double took = absl::ToDoubleSeconds(clock_.Now() - at);
         took_.push_back(took);
         deeds_.back()["seconds"] = took;
-        Say(absl::StrFormat("rank %s on %s: step %d, and on after %.2f s at step %d in generation %d", hit,
-                            victims[0].hostname, before.step.value_or(0), took, *now.step, now.generation));
+        const int64_t lost = before.step.value_or(0) - *now.step;
+        Say(absl::StrFormat("rank %s on %s: step %d, and on after %.2f s at step %d in generation %d%s", hit,
+                            victims[0].hostname, before.step.value_or(0), took, *now.step, now.generation,
+                            lost > 0 ? absl::StrFormat("; %d steps are made again", lost) : ""));
         return Undrain();
       }
       if (clock_.Now() - at > kRecoverWithin) break;
@@ -295,15 +312,17 @@ class Chaos {
   }
 
   absl::Status Undrain() {
-    for (const std::string& node : std::exchange(drained_, {}))
-      GT_RETURN_IF_ERROR(
-          Ask(cluster_, core::ClientDrainNode{node, absl::ZeroDuration(), "gtrain chaos", true}).status());
+    for (const std::string& node : std::exchange(drained_, {})) GT_RETURN_IF_ERROR(GiveBack(node));
     return absl::OkStatus();
+  }
+
+  absl::Status GiveBack(const std::string& node) {
+    return Ask(cluster_, core::ClientDrainNode{node, absl::ZeroDuration(), "gtrain chaos", true}).status();
   }
 
   Cluster& cluster_;
   const std::string job_;
-  const Plan& plan_;
+  const ChaosPlan& plan_;
   Rng rng_;
   const RealClock clock_;
   SignalPipe signals_;
@@ -316,7 +335,7 @@ class Chaos {
 };
 
 absl::StatusOr<int> Run(const Args& args) {
-  GT_ASSIGN_OR_RETURN(const Plan plan, PlanOf(args));
+  GT_ASSIGN_OR_RETURN(const ChaosPlan plan, ChaosPlanOf(args));
   GT_ASSIGN_OR_RETURN(Target target, FindLiveTarget(args));
   Chaos chaos(*target.cluster, target.job.id, plan);
   GT_RETURN_IF_ERROR(chaos.Run());
@@ -336,7 +355,9 @@ Verb ChaosVerb() {
   Verb verb;
   verb.name = "chaos";
   verb.summary = "Cause faults in a job, and say how soon it steps on after each";
-  verb.usage = "[--kill|--term|--stop TIME|--drain TIME] [flags] [JOB]";
+  verb.usage =
+      "[--kill|--term|--stop TIME|--slow TIME|--cut TIME|--fill TIME|--drain TIME|--trace FILE] [flags] "
+      "[JOB]";
   verb.details =
       "Kills a rank of the job every few seconds, or does what the flags say, waits until the job has gone a "
       "step\n"
@@ -344,22 +365,14 @@ Verb ChaosVerb() {
       "was\n"
       "stopped goes on by itself, a drain is taken back. It takes what `gtrain exec` takes: one's own jobs, "
       "or an\n"
-      "administrator's key, which --drain needs in any case. The audit log has each fault.\n\n"
+      "administrator's key, which --drain and --trace need in any case. The audit log has each fault.\n\n"
       "  gtrain chaos train-3 --for 5m\n"
       "  gtrain chaos train-3 --stop 20s --rank 0 --every 1m\n"
-      "  gtrain chaos train-3 --kill --node gpu-7 --for 1m --json";
-  verb.flags = {{"kill", '\0', "", "SIGKILL; what is done without another flag"},
-                {"term", '\0', "", "SIGTERM, as a preemption sends it"},
-                {"stop", '\0', "TIME", "stand still for so long"},
-                {"drain", '\0', "TIME",
-                 "as `gtrain node drain --deadline TIME`, taken back when the job runs elsewhere"},
-                {"every", '\0', "TIME", "from one fault to the next, half of it more or less; default 5s"},
-                {"for", '\0', "TIME", "no further fault after so long; default: until the job ends"},
-                {"rank", '\0', "R", "always this rank, which may be a spare; default: any member"},
-                {"node", '\0', "HOST", "all ranks of the job on this node"},
-                {"seed", '\0', "N", "the same choices again"},
-                ContextFlag(),
-                {"json", '\0', "", "one document at the end: each fault and how long it took"}};
+      "  gtrain chaos train-3 --kill --node gpu-7 --for 1m --json\n"
+      "  gtrain chaos train-3 --trace aws-v100-16node.json --speed 10 --drain 30s";
+  verb.flags = ChaosFlags();
+  verb.flags.push_back(ContextFlag());
+  verb.flags.push_back({"json", '\0', "", "one document at the end: each fault and how long it took"});
   verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = RunChaos;

@@ -4,7 +4,9 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import time
+import unittest
 
 import harness
 from harness import soak, wait_until
@@ -131,6 +133,81 @@ class ChaosTest(harness.GtrainTest):
         self.assertEqual(said.wait(), 0, said.output())
         self.assertIn('spared-1: 1 fault; it is RUNNING', said.output())
         self.gtrain('stop', 'spared', '--now')
+
+    def in_place(self, name, ranks):
+        linear = os.path.join(harness.BUILD, 'tests', 'e2e_elastic_linear')
+        self.gtrain('launch', '-d', self.job_file(name, f'name: {name}\nrun: {linear} {self.out} 60000000 60 10\nranks: {ranks}\n'
+                                                        'elastic: {mode: in-place}\nrestart: {budget: 100}\n'
+                                                        'resources: {cpus: 1, oversubscribe: true}\n'))
+        wait_until('steps of all', lambda: (lambda ranks: ranks and all((rank['step'] or 0) > 5 for rank in ranks))((self.job(name) or {}).get('ranks')))
+        return {rank['rank']: rank['pid'] for rank in self.job(name)['ranks']}
+
+    def state_of(self, pid):
+        with open(f'/proc/{pid}/stat') as stat:
+            return stat.read().rpartition(')')[2].split()[0]
+
+    def test_the_verb_slows_a_rank_down(self):
+        """The others wait for one that runs half of the time; it is not lost, and runs as before behind it."""
+        pids = self.in_place('slow', 2)
+        said = self.start('chaos', 'slow', '--slow', '3s', '--rank', '1', '--every', '300ms', '--for', '1s')
+        stood = set()
+        wait_until('the rank to stand still and run by turns', lambda: stood.add(self.state_of(pids[1])) or {'T'} < stood)
+        said.wait_for(r'rank 1 on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation 1')
+        self.assertEqual(said.wait(), 0, said.output())
+        self.assertIn('lets rank 1 run half of the time for 3s', said.output())
+        self.assertEqual(self.job('slow')['generation'], 1)
+        self.assertNotEqual(self.state_of(pids[1]), 'T', said.output())
+        self.gtrain('stop', 'slow', '--now')
+
+    def test_the_verb_plays_a_trace(self):
+        """N7: the only machine goes and comes back as the trace says, at once and after a notice; nothing is left behind."""
+        pids = self.in_place('market', 2)
+        trace = os.path.join(self.dir, 'trace.json')
+        with open(trace, 'w') as out:
+            json.dump({'metadata': {'gap_seconds': 30}, 'data': [16, 0, 16, 16, 0]}, out)
+        report = json.loads(self.gtrain('chaos', 'market', '--trace', trace, '--speed', '10', '--json', timeout=120).stdout)
+        self.assertEqual([deed['machines'] for deed in report['deeds']], [0, 1, 0])
+        host = os.uname().nodename
+        self.assertEqual([(deed['went'], deed['came']) for deed in report['deeds']], [([host], []), ([], [host]), ([host], [])])
+        self.assertFalse(any(harness.alive(pid) for pid in pids.values()), 'machines that go take their processes along')
+        wait_until('steps', lambda: self.job('market')['state'] == 'RUNNING' and self.job('market')['generation'] >= 3)
+        self.assertNotIn('gtrain chaos', self.gtrain('nodes').stdout, 'the last one is given back')
+        pids = {rank['pid'] for rank in self.job('market')['ranks']}
+        wait_until('steps of all', lambda: all((rank['step'] or 0) > 5 for rank in self.job('market')['ranks']))
+        said = self.start('chaos', 'market', '--trace', trace, '--drain', '2s', '--speed', '5')
+        said.wait_for('0 of 1 machines, without ')
+        said.wait_for('1 of 1 machines, again with ')
+        self.assertTrue(all(harness.alive(pid) for pid in pids), 'they wait for a place, with what they have')
+        said.signal(signal.SIGINT)
+        self.assertEqual(said.wait(), 0, said.output())
+        self.gtrain('stop', 'market', '--now')
+        for words, error in ((['--trace', trace, '--rank', '1'], '--trace or --rank, not both'), (['--speed', '2'], '--speed is that of a --trace'),
+                             (['--trace', trace, '--kill'], 'with --trace machines go'), (['--trace', self.dir + '/none'], 'none'),
+                             (['--dir', '/x'], '--dir says what --fill fills'), (['--fill', '1s', '--dir', 'x'], 'write the whole path')):
+            self.assertIn(error, self.gtrain('chaos', 'market', *words, expect=None).stderr)
+
+    @unittest.skipUnless(os.geteuid() == 0, 'needs root, to mount a small disk')
+    def test_the_verb_fills_a_disk(self):
+        """H2: no byte is free for a while, no file is to be seen meanwhile, and all are free again."""
+        self.in_place('full', 1)
+        disk = os.path.join(self.dir, 'disk')
+        os.mkdir(disk)
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=32m', 'tmpfs', disk], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', disk], check=True)
+        free = lambda: (lambda fs: fs.f_bavail * fs.f_frsize)(os.statvfs(disk))  # noqa: E731
+        self.assertGreater(free(), 30 << 20)
+        said = self.start('chaos', 'full', '--fill', '2s', '--dir', disk, '--every', '300ms', '--for', '1s')
+        wait_until('a full disk', lambda: free() == 0)
+        self.assertEqual(os.listdir(disk), [])
+        with self.assertRaises(OSError):
+            with open(os.path.join(disk, 'more'), 'wb') as out:
+                out.write(bytes(4096))
+        self.assertEqual(said.wait(), 0, said.output())
+        wait_until('a free disk', lambda: free() > 30 << 20)
+        nowhere = self.gtrain('chaos', 'full', '--fill', '1s', '--dir', '/nowhere', '--every', '100ms', '--for', '500ms')
+        self.assertIn('rank 0: it cannot write a file in /nowhere', nowhere.stderr)
+        self.assertIn('0 faults', nowhere.stdout)
+        self.gtrain('stop', 'full', '--now')
 
     def test_the_verb_leaves_nothing_behind(self):
         """A signal ends it also while it waits for the job to step on, and a drain is taken back when the job ends."""

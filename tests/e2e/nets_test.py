@@ -98,6 +98,30 @@ class FourMachinesTest(MachinesTest):
 
 @unittest.skipIf(REASON, REASON)
 @unittest.skipUnless(os.access(LINEAR, os.X_OK), 'e2e_elastic_linear is not built')
+class CutOffTest(MachinesTest):
+    agent_count = 3
+
+    def test_the_verb_cuts_a_machine_off(self):
+        """N1, N7: `gtrain chaos --cut`: no packet for a while, and by itself all of them again; for two seconds nobody is lost, for twenty the
+        others go on without it."""
+        self.client('launch', '-d', self.job_file('cut', f'name: cut\nrun: {LINEAR} {self.out} 1000000000 48 10\n'
+                                                         'nodes: {min: 2, max: 3}\nranks_per_node: 1\nelastic: {mode: in-place}\n'
+                                                         'resources: {cpus: 1, oversubscribe: true}\nrestart: {budget: 10000}\n'))
+        wait_until('steps', lambda: (lambda ranks: len(ranks) == 3 and all((rank['step'] or 0) > 5 for rank in ranks))((self.job('cut') or {}).get('ranks', [])))
+        before = {rank['pid'] for rank in self.job('cut')['ranks'] if rank['hostname'] != 'node2'}  # the head is on node0
+        self.assertEqual(len(before), 2)
+        short = self.client('chaos', 'cut', '--cut', '2s', '--node', 'node2', '--every', '200ms', '--for', '500ms')
+        self.assertRegex(short.stderr, r'rank . on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation 1')
+        long = self.client('chaos', 'cut', '--cut', '20s', '--node', 'node2', '--every', '200ms', '--for', '500ms', timeout=120)
+        self.assertRegex(long.stderr, r'rank . on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation 2')
+        self.assertLessEqual(before, {rank['pid'] for rank in self.job('cut')['ranks']}, 'the others kept their processes')
+        wait_until('the machine to be back', lambda: self.nodes_in('alive') == 3, 120)
+        wait_until('three again', lambda: self.job('cut')['world_size'] == 3, 120)
+        self.client('stop', 'cut', '--now')
+
+
+@unittest.skipIf(REASON, REASON)
+@unittest.skipUnless(os.access(LINEAR, os.X_OK), 'e2e_elastic_linear is not built')
 class SixteenRanksTest(MachinesTest):
     """Four ranks on each of four machines, trained in place."""
 

@@ -7,18 +7,18 @@
 #include <memory>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/units.h"
-#include "nlohmann/json.hpp"
+#include "job/spec/spot_trace.h"
 #include "tests/sim/world.h"
 
 namespace gtrain::sim {
 namespace {
 
-constexpr int kNodesMax = 10'000;
 constexpr int64_t kStartMin = 60 * kSec, kStartMax = 300 * kSec;  // from an order to an agent that runs
 constexpr int64_t kEnoughNotice = 20 * kSec;  // 13 s before the end the head ends generations in place
 constexpr int64_t kForGood = 100'000 * kMin;
@@ -205,24 +205,9 @@ absl::StatusOr<SpotTrace> ReadSpotTrace(const std::string& path) {
   if (!in) return absl::NotFoundError(absl::StrCat("cannot read the trace ", path));
   std::stringstream text;
   text << in.rdbuf();
-  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
-  const auto wrong = [&](const char* what) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no spot trace: ", what));
-  };
-  if (!json.is_object() || !json.contains("data") || !json["data"].is_array())
-    return wrong("it is no JSON object with a list `data`");
-  const auto metadata = json.value("metadata", nlohmann::json::object());
-  const auto gap = metadata.is_object() ? metadata.value("gap_seconds", nlohmann::json()) : nlohmann::json();
-  if (!gap.is_number_integer() || gap.get<int64_t>() < 1 || gap.get<int64_t>() > 86'400)
-    return wrong("`metadata.gap_seconds` is no number of seconds up to a day");
-  SpotTrace trace{gap.get<int64_t>() * kSec, {}};
-  for (const auto& nodes : json["data"]) {
-    if (!nodes.is_number_integer() || nodes.get<int64_t>() < 0 || nodes.get<int64_t>() > kNodesMax)
-      return wrong("an element of `data` is no number of nodes");
-    trace.nodes.push_back(nodes.get<int>());
-  }
-  if (trace.nodes.empty()) return wrong("`data` is empty");
-  return trace;
+  absl::StatusOr<spec::SpotTrace> trace = spec::ParseSpotTrace(text.str());
+  if (!trace.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", trace.status().message()));
+  return SpotTrace{absl::ToInt64Nanoseconds(trace->gap), std::move(trace->nodes)};
 }
 
 absl::StatusOr<SpotResult> RunSpot(const SpotTrace& trace, const SpotOptions& options) {
