@@ -127,16 +127,14 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   return verdict;
 }
 
-// A process goes on only with the GPUs that it has.
-void PutFirst(const std::vector<int>& held, std::vector<int>& gpus) {
-  std::vector<int> in_order;
-  for (const int gpu : held) {
-    if (std::ranges::count(gpus, gpu) > 0) in_order.push_back(gpu);
-  }
-  for (const int gpu : gpus) {
-    if (std::ranges::count(held, gpu) == 0) in_order.push_back(gpu);
-  }
-  gpus = std::move(in_order);
+// A process goes on only with the GPUs that it has, so these are given first; in their order, because a rank
+// keeps its number only with its GPUs.
+void ChooseGpus(Candidate& c) {
+  const size_t wanted = static_cast<size_t>(c.given) * static_cast<size_t>(c.gpus_per_rank);
+  const auto held = [&](int gpu) { return std::ranges::count(c.waiting.gpus, gpu) > 0; };
+  std::ranges::stable_partition(c.gpus, held);
+  c.gpus.resize(std::min(wanted, c.gpus.size()));
+  std::ranges::sort(c.gpus);
 }
 
 // Order in which nodes are asked: those where members wait, those of the last generation, then (if one alone
@@ -187,14 +185,16 @@ std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const 
   constexpr size_t kNone = std::numeric_limits<size_t>::max();
   std::vector<size_t> node_of(world, kNone);
   std::vector<int> left;
-  for (const Candidate& c : candidates) left.push_back(c.given);
+  std::map<NodeId, size_t> index;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    left.push_back(candidates[i].given);
+    index[candidates[i].view->id] = i;
+  }
   for (int rank = 0; rank < world && rank < static_cast<int>(demand.previous.size()); ++rank) {
-    for (size_t i = 0; i < candidates.size(); ++i) {
-      if (candidates[i].view->id == demand.previous[rank] && left[i] > 0) {
-        node_of[rank] = i;
-        --left[i];
-      }
-    }
+    const auto it = index.find(demand.previous[rank]);
+    if (it == index.end() || left[it->second] == 0) continue;
+    node_of[rank] = it->second;
+    --left[it->second];
   }
   size_t next = 0;
   for (size_t& slot : node_of) {
@@ -282,17 +282,16 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   by_id.reserve(nodes.size());
   for (const NodeView& node : nodes) by_id.push_back(&node);
   std::sort(by_id.begin(), by_id.end(), [](const NodeView* a, const NodeView* b) { return a->id < b->id; });
+  std::map<NodeId, int> previous;
+  for (const NodeId& node : demand.previous) ++previous[node];
   Placement out;
   std::vector<Candidate> candidates;
   for (const NodeView* node : by_id) {
     Candidate candidate;
     out.verdicts.push_back(RoomOn(*node, demand, candidate));
-    candidate.previous =
-        static_cast<int>(std::count(demand.previous.begin(), demand.previous.end(), node->id));
-    if (const auto it = demand.waiting.find(node->id); it != demand.waiting.end()) {
+    if (const auto it = previous.find(node->id); it != previous.end()) candidate.previous = it->second;
+    if (const auto it = demand.waiting.find(node->id); it != demand.waiting.end())
       candidate.waiting = it->second;
-      PutFirst(it->second.gpus, candidate.gpus);
-    }
     if (candidate.room > 0) candidates.push_back(std::move(candidate));
   }
   for (NodeVerdict& verdict : out.verdicts)
@@ -300,6 +299,7 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   SortByPreference(candidates, demand.max);
   const int world = Give(candidates, demand);
   std::erase_if(candidates, [](const Candidate& c) { return c.given == 0; });
+  for (Candidate& c : candidates) ChooseGpus(c);
   const int got = demand.count_nodes ? static_cast<int>(candidates.size()) : world;
   if (got < demand.min || world == 0 || world % demand.unit != 0) {
     out.reason = WhyNot(out, demand, got);

@@ -151,7 +151,7 @@ TEST(Place, NoMemberThatHasRoomLosesItsPlace_P1) {
 }
 
 TEST(Place, WhoWaitsKeepsItsGpu_P1) {
-  Demand demand = Ranks(1, 3);
+  Demand demand = Ranks(1, 4);
   demand.gpus = 1;
   demand.waiting[NodeId("a")] = {2, 0, {3, 1}};
   const std::vector<NodeView> nodes = {Node("a", 4, 4)};
@@ -160,11 +160,13 @@ TEST(Place, WhoWaitsKeepsItsGpu_P1) {
     for (const RankSlot& slot : Place(nodes, demand).ranks) gpus.push_back(slot.gpus.at(0));
     return gpus;
   };
-  EXPECT_THAT(gpus(), ElementsAre(3, 1, 0));
+  EXPECT_THAT(gpus(), ElementsAre(0, 1, 2, 3)) << "each rank with the number that it had";
+  demand.max = 3;
+  EXPECT_THAT(gpus(), ElementsAre(0, 1, 3));
   demand.max = 2;
-  EXPECT_THAT(gpus(), ElementsAre(3, 1));
+  EXPECT_THAT(gpus(), ElementsAre(1, 3));
   demand.waiting[NodeId("a")].gpus = {3, 7};
-  EXPECT_THAT(gpus(), ElementsAre(3, 0)) << "a GPU that is gone";
+  EXPECT_THAT(gpus(), ElementsAre(0, 3)) << "a GPU that is gone";
 }
 
 TEST(Place, WhoWaitsKeepsItsNodeWhereNodesAreGivenWhole) {

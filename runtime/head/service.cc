@@ -559,9 +559,9 @@ void HeadService::PostCommit() {
 }
 
 void HeadService::operator()(const core::SendToNode& send) {
-  if (!send.route.empty()) return (void)Send(send.route, send.message);
+  if (!send.route.empty()) return (void)Send(send.route, *send.message);
   const std::string* route = core_->RouteOf(send.node);
-  if (route == nullptr || Send(*route, send.message)) return;
+  if (route == nullptr || Send(*route, *send.message)) return;
   later_.push_back(core::PeerGone{{core::Role::kNode, send.node.value}, *route});
 }
 

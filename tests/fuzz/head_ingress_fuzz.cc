@@ -128,7 +128,7 @@ class World {
 
   void Perform(const std::vector<core::Effect>& effects) {
     for (const core::Effect& effect : effects) {
-      if (const auto* send = std::get_if<core::SendToNode>(&effect)) CheckSent(send->message);
+      if (const auto* send = std::get_if<core::SendToNode>(&effect)) CheckSent(*send->message);
       if (const auto* reply = std::get_if<core::ReplyToClient>(&effect)) CheckSent(Built(*reply));
       if (const auto* reply = std::get_if<core::ReplyFromSpill>(&effect))
         CheckSent(Built(*reply, std::nullopt));

@@ -473,17 +473,17 @@ void TraceWorld::Perform(const core::Effect& effect) {
 
 void TraceWorld::ToAgent(const core::SendToNode& send) {
   if (!send.route.empty()) {
-    return Line(absl::StrCat("-> ", send.route, " ", std::visit(Printer{send.route}, send.message)));
+    return Line(absl::StrCat("-> ", send.route, " ", std::visit(Printer{send.route}, *send.message)));
   }
   ScriptedAgent& agent = agents_.at(send.node.value);
-  const std::string text = std::visit(Printer{agent.name}, send.message);
+  const std::string text = std::visit(Printer{agent.name}, *send.message);
   if (!text.empty()) Line(absl::StrCat("-> ", agent.name, " ", text, agent.linked ? "" : "   (lost)"));
   if (!agent.linked) return;
-  if (const auto* start = std::get_if<core::StartGeneration>(&send.message)) Start(agent, start->grant);
-  if (const auto* revoke = std::get_if<core::Revoke>(&send.message)) End(agent, *revoke);
-  if (const auto* keep = std::get_if<core::KeepCopies>(&send.message)) agent.copies.insert(keep->job);
-  if (const auto* forget = std::get_if<core::ForgetJob>(&send.message)) agent.copies.erase(forget->job);
-  if (const auto* ack = std::get_if<core::AckExit>(&send.message)) {
+  if (const auto* start = std::get_if<core::StartGeneration>(&*send.message)) Start(agent, start->grant);
+  if (const auto* revoke = std::get_if<core::Revoke>(&*send.message)) End(agent, *revoke);
+  if (const auto* keep = std::get_if<core::KeepCopies>(&*send.message)) agent.copies.insert(keep->job);
+  if (const auto* forget = std::get_if<core::ForgetJob>(&*send.message)) agent.copies.erase(forget->job);
+  if (const auto* ack = std::get_if<core::AckExit>(&*send.message)) {
     const auto held = agent.held.find({ack->job, ack->generation});
     if (held == agent.held.end()) return;
     std::erase_if(held->second.unacknowledged,

@@ -169,7 +169,7 @@ void Checker::HeadDecided(const core::HeadCore& head, const core::StepResult& re
   for (const core::Effect& effect : result.effects) {
     if (const auto* persist = std::get_if<core::Persist>(&effect)) CheckWritten(head, *persist);
     const auto* send = std::get_if<core::SendToNode>(&effect);
-    const auto* start = send == nullptr ? nullptr : std::get_if<core::StartGeneration>(&send->message);
+    const auto* start = send == nullptr ? nullptr : std::get_if<core::StartGeneration>(&*send->message);
     if (start == nullptr) continue;
     GenerationTruth& truth = generations_[{start->grant.job, start->grant.generation.value}];
     if (!truth.decided_awake) CheckNewest(start->grant);
@@ -210,18 +210,18 @@ void Checker::CheckNewest(const core::GenerationGrant& grant) {
 }
 
 void Checker::HeadSends(const core::SendToNode& send, int64_t awake) {
-  if (const auto* start = std::get_if<core::StartGeneration>(&send.message))
+  if (const auto* start = std::get_if<core::StartGeneration>(&*send.message))
     return CheckGrant(send.node, *start);
-  if (const auto* revoke = std::get_if<core::Revoke>(&send.message))
+  if (const auto* revoke = std::get_if<core::Revoke>(&*send.message))
     return CheckRevoke(send.node, *revoke, awake);
-  if (const auto* forget = std::get_if<core::ForgetJob>(&send.message)) {
+  if (const auto* forget = std::get_if<core::ForgetJob>(&*send.message)) {
     const core::JobRecord* record = Record(forget->job);
     if (record != nullptr && !core::IsFinal(record->state)) {
       kernel_.Fail("INV-7", absl::StrCat("a node is told to forget ", forget->job.value, ", which is ",
                                          core::Name(record->state)));
     }
   }
-  if (const auto* welcome = std::get_if<core::AgentWelcome>(&send.message)) {
+  if (const auto* welcome = std::get_if<core::AgentWelcome>(&*send.message)) {
     const auto cluster = disk_.durable().find("cluster");
     if (cluster == disk_.durable().end() ||
         std::get<core::ClusterRecord>(cluster->second).epoch < welcome->epoch) {

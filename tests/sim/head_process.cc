@@ -294,10 +294,10 @@ void HeadProcess::Reply(const std::string& route, core::ClientReply reply) {
 void HeadProcess::Perform(core::Effect& effect) {
   if (auto* send = std::get_if<core::SendToNode>(&effect)) {
     checker_.HeadSends(*send, awake());
-    if (!send->route.empty()) return (void)network_.SendTo(send->route, std::move(send->message));
+    if (!send->route.empty()) return (void)network_.SendTo(send->route, *send->message);
     const std::string* route = core_->RouteOf(send->node);
     if (route == nullptr) return;
-    if (!network_.SendTo(*route, std::move(send->message))) {
+    if (!network_.SendTo(*route, *send->message)) {
       later_.push_back({{core::Role::kNode, send->node.value}, *route});
     }
   } else if (auto* reply = std::get_if<core::ReplyToClient>(&effect)) {

@@ -308,7 +308,12 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   }
   if (Charged(fault.kind)) ++job.record.restarts;
   std::string again;
-  if (verdict.delay > absl::ZeroDuration()) {
+  if (verdict.delay > absl::ZeroDuration() && Sizing::MayGoOnAlone(job)) {
+    // They wait for nobody else's process; the job grows again as it does where there is room.
+    GT_PROBE("head.goes_on_alone");
+    job.sizing.alone = true;
+    again = ", the others go on at once, alone at first";
+  } else if (verdict.delay > absl::ZeroDuration()) {
     GT_PROBE("head.backoff");
     job.not_before = now + verdict.delay;
     again = absl::StrCat(", again in ",

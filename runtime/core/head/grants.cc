@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -132,6 +133,10 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   GenerationGrant grant = NextOf(job);
   const std::map<ProcessId, Instant> since = WaitingSince(job);
   Divide(job, ToRankPlaces(placement), grant);
+  const bool alone =
+      std::exchange(job.sizing.alone, false) && std::erase_if(grant.waiting, [](const RankPlace& place) {
+                                                  return place.process.generation.value == 0;
+                                                }) > 0;
   for (const NodeId& id : NodesOf(grant, placement.nodes))
     grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
@@ -148,7 +153,8 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.blocked_by.clear();
   job.not_before.reset();
   job.granted_here = true;
-  job.placement_reason = placement.reason;
+  job.placement_reason =
+      alone ? absl::StrCat(record.grant->world_size, " ranks that go on, alone at first") : placement.reason;
   // What was planned begins when they join.
   if (job.RanksOf(*record.grant) > record.grant->world_size) job.sizing.planned = false;
   job.sizing.goes_back = false;
@@ -194,10 +200,18 @@ void Grants::SendGrant(const Job& job, const std::vector<NodeId>& nodes) {
   StartGeneration start{model_.epoch(), std::move(grant), {}};
   GrantSeal seal;
   if (config_.seal_grant) seal = config_.seal_grant(start.grant);
-  for (const NodeId& id : nodes) {
+  const auto keeps_seals = [&](const NodeId& id) {
     const auto node = model_.nodes.find(id);
-    start.seal = node != model_.nodes.end() && node->second.keeps_seals ? seal : GrantSeal();
-    context_.Send(id, SendKind::kGrant, start);
+    return node != model_.nodes.end() && node->second.keeps_seals;
+  };
+  std::optional<SharedMessage> plain, sealed;  // made where there is a node for it
+  for (const NodeId& id : nodes) {
+    std::optional<SharedMessage>& message = keeps_seals(id) ? sealed : plain;
+    if (!message) {
+      start.seal = &message == &sealed ? seal : GrantSeal();
+      message = start;
+    }
+    context_.Send(id, SendKind::kGrant, *message);
   }
 }
 

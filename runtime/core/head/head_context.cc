@@ -29,7 +29,7 @@ void HeadContext::Say(const std::string& why) {
   why_ += why;
 }
 
-void HeadContext::Send(const NodeId& node, SendKind kind, Message message) {
+void HeadContext::Send(const NodeId& node, SendKind kind, SharedMessage message) {
   out_.push_back(SendToNode{node, kind, std::move(message)});
 }
 

@@ -40,7 +40,7 @@ class HeadContext {
   // The output of the step.
   void Say(const std::string& why);
   void Do(Effect effect) { out_.push_back(std::move(effect)); }
-  void Send(const NodeId& node, SendKind kind, Message message);
+  void Send(const NodeId& node, SendKind kind, SharedMessage message);
   void Emit(Job& job, const std::string& kind, std::string text, std::string goodput = "");
   void Answer(const std::string& route, const std::string& id, const absl::Status& status, std::string json);
   void Answer(const PeerMessage& event, const std::string& id, std::shared_ptr<const Document> document);

@@ -270,7 +270,7 @@ TEST_F(HeadRouteTest, RefusedAgentIsToldWhatIsOver_N4) {
   for (const Effect& effect : sent_) {
     const auto* send = std::get_if<SendToNode>(&effect);
     if (send == nullptr || send->route != "first") continue;
-    told.push_back(std::get<Revoke>(send->message).generation);
+    told.push_back(std::get<Revoke>(*send->message).generation);
   }
   EXPECT_THAT(told, ElementsAre(Generation{1}));
 }

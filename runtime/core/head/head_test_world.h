@@ -55,7 +55,7 @@ class HeadTestWorld : public ::testing::Test {
     for (const Effect& effect : sent_) {
       const auto* send = std::get_if<SendToNode>(&effect);
       if (send == nullptr) continue;
-      if (const T* message = std::get_if<T>(&send->message)) all.emplace_back(send->node.value, *message);
+      if (const T* message = std::get_if<T>(&*send->message)) all.emplace_back(send->node.value, *message);
     }
     return all;
   }

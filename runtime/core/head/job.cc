@@ -49,7 +49,9 @@ int Job::SizeOf(const GenerationGrant& grant) const {
     for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
     ranks = static_cast<int>(of_ranks.size()), all = static_cast<int>(grant.nodes.size());
   }
-  return std::max(ranks, std::min(all, demand.max));
+  // What waits and is neither to join them nor a spare is too much.
+  const int surplus = std::max(0, all - std::max(ranks, demand.max) - Spares());
+  return std::max(ranks, std::min(all, demand.max)) + surplus;
 }
 
 bool Job::SurvivorsWait() const {

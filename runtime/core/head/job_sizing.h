@@ -25,6 +25,7 @@ struct JobSizing {
   Generation worked;       // the newest that got somewhere; 0: none that this head knows
   bool planned = false;    // a resize was planned behind it, and nothing has got anywhere since
   bool goes_back = false;  // the next generation takes the places of that one
+  bool alone = false;      // nothing is started beside the next generation
 
   // The size with which it failed. Meanwhile JobStatus::size_wanted is the size that works; `wish` is what it
   // was before.

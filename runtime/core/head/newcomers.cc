@@ -58,6 +58,7 @@ int OpenOf(const Job& job) {
 // all load alike, and nothing is won.
 int AbsentOf(const Job& job) {
   if (job.demand.unit != 1) return 0;  // one that waits has a part of its own
+  if (job.going_on == 0) return 0;  // and all ranks of a job that starts would be looked at for each of them
   int absent = 0;
   for (size_t i = 0; i < job.ranks.size(); ++i) {
     const bool started = job.record.grant->ranks[i].process.generation.value == 0;
@@ -65,6 +66,9 @@ int AbsentOf(const Job& job) {
   }
   return absent < static_cast<int>(job.ranks.size()) ? absent : 0;
 }
+
+// Its ranks do, behind a step of this generation.
+bool StandsStill(const Job& job) { return job.ranks[0].status.pause == RankPause::kPaused; }
 
 // How many ranks of spares it should have.
 int SparesOf(const Job& job) {
@@ -103,7 +107,7 @@ absl::Duration FewSteps(const Job& job, absl::Duration least) {
 // Each generation makes a step: else those that go on would stand still for as long as others come.
 std::optional<Instant> DueAt(const Job& job) {
   std::optional<Instant> due = job.join_at;
-  if (due && !job.low_step && job.running_since)
+  if (due && !job.low_step && job.running_since && !StandsStill(job))
     due = std::max(*due, *job.running_since + (AbsentOf(job) > 0 ? kStillBy : FewSteps(job, kStepBy)));
   if (due && job.pause_asked && job.ranks[0].status.pause == RankPause::kMay)
     due = std::max(*due, *job.pause_asked + FewSteps(job, kPauseBy));
@@ -297,10 +301,14 @@ void Newcomers::Consider(Job& job, Instant now) {
   GiveUpLate(job, now);
   const Count count = CountOf(job);
   Plan(job, count, now);
+  const bool joins = Joins(job, count);
+  // They stand still behind a step, so they may be asked before the first: else it would be behind the
+  // second.
+  const bool heard = model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now);
+  if (joins && heard && !job.low_step && job.join_at && *job.join_at <= now) (void)AwaitsPause(job, now);
   const std::optional<Instant> due = DueAt(job);
   if (!due || *due > now) return;
-  const bool joins = Joins(job, count);
-  if (!model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now)) {
+  if (!heard) {
     job.join_at = now + context_.config().heartbeat_interval;
   } else if (joins || HasRoom(job, count.open)) {
     if (AwaitsPause(job, now)) return;

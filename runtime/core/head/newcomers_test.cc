@@ -258,6 +258,33 @@ TEST_F(PauseTest, AnErrorWhileAllStandStillIsSaidAndAnOrdinaryEndIsNot) {
   EXPECT_THAT(said[1], HasSubstr("begins anew from nothing")) << "nobody who had a state goes on";
 }
 
+// A lone rank of a long step would make two of them before another joins: the one that is under way, and the
+// one behind which it was asked to stand still.
+TEST_F(PauseTest, TheFirstStepOfAGenerationIsNotWaitedForBeforeTheyAreAsked) {
+  Say(RankPause::kPaused);
+  FromNode("1", GenerationGone{job_, {2}, true, "", {{{1}, 1}}});
+  FromNode("2", GenerationGone{job_, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  const GenerationGrant three = Newest();
+  ASSERT_EQ(three.world_size, 3);
+  ASSERT_THAT(three.waiting, SizeIs(1));
+  StartRanks(job_);
+  const std::string first = three.ranks[0].node.value;
+  const auto say = [&](RankPause pause) {
+    RankStatus status{job_, {3}, 0, 200, RankState::kJoined};
+    status.pause = pause;
+    FromNode(first, RanksStarted{job_, {3}, {status}});
+  };
+  say(RankPause::kMay);
+  sent_.clear();
+  IsNow(three.waiting[0].node.value, job_, 3, three.waiting[0].rank, RankState::kJoined);
+  ASSERT_THAT(Sent<PauseRanks>(), SizeIs(1));
+  EXPECT_EQ(Sent<PauseRanks>()[0].second.generation, Generation{3});
+  Pass(absl::Seconds(4), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "it makes its step";
+  say(RankPause::kPaused);
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2)) << "also where the step has not been reported yet";
+}
+
 TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
   Kill("1", job_, 2, 3);  // who was to come
   Say(RankPause::kPaused);
@@ -620,144 +647,6 @@ TEST_F(NewcomersTest, AKillDoesNotThrowAJobWithSparesBack) {
   gone(3, 0);
   EXPECT_EQ(Status(job).at("restarts"), 1) << "charged, and no other size";
   EXPECT_THAT(Status(job).at("reason").get<std::string>(), ::testing::Not(HasSubstr("goes back")));
-}
-
-// P1: a program that was edited, say: what comes up is another one, and says so as soon as it is a member.
-TEST_F(NewcomersTest, TheOthersGoOnWithoutANewcomerThatFailsAgainAndAgain_P1) {
-  const JobId job = ThreeGoOn("train 2 4 in-place");
-  const auto joins_and_fails = [&](uint64_t generation) {
-    StartRanks(job);
-    const RankPlace newcomer = Newest().waiting[0];
-    Steps(job, generation, static_cast<int64_t>(6 + generation));
-    IsNow(newcomer.node.value, job, generation, newcomer.rank, RankState::kJoined);
-    const ProcessId process{{generation}, newcomer.rank};
-    FromNode("1", GenerationGone{job, {generation}, true, "", {{{1}, 1}, process}});
-    FromNode("2", GenerationGone{job, {generation}, true, "", {{{1}, 2}, {{1}, 3}}});
-    const GenerationGrant four = Newest();
-    ASSERT_EQ(four.world_size, 4);
-    StartRanks(job);
-    const auto it = std::ranges::find(four.ranks, process, &RankPlace::process);
-    ASSERT_NE(it, four.ranks.end());
-    FromNode("1", RankExited{Exit(job, generation + 1, it->rank, 1, "it trains something else")});
-    FromNode("1", GenerationGone{job, {generation + 1}, true, "", {{{1}, 1}}});
-    FromNode("2", GenerationGone{job, {generation + 1}, true, "", {{{1}, 2}, {{1}, 3}}});
-  };
-  joins_and_fails(2);
-  Pass(absl::Seconds(3), {"1", "2"});
-  EXPECT_EQ(Status(job).at("restarts"), 2) << "once is an error like any other";
-  ASSERT_EQ(Newest().generation.value, 4u);
-  joins_and_fails(4);
-  Pass(absl::Seconds(3), {"1", "2"});
-  EXPECT_THAT(Processes(Newest().ranks),
-              UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
-  EXPECT_THAT(Newest().waiting, IsEmpty());
-  StartRanks(job);
-  Steps(job, 6, 20);
-  EXPECT_EQ(State(job), "RUNNING");
-  EXPECT_THAT(Status(job).at("reason").get<std::string>(),
-              HasSubstr("it does not grow by itself for now: with 4 ranks it failed"));
-  EXPECT_THAT(FromClient(ClientWhy{job}).json, HasSubstr("it goes back to 3 ranks: rank"));
-  const size_t before = Sent<Revoke>().size();
-  for (int i = 0; i < 60; ++i) {
-    for (const RankPlace& place : Newest().ranks) {
-      RankStatus status = Step(job, 6, place.rank, 21 + i);
-      status.state = RankState::kJoined;
-      FromNode(place.node.value, RanksStarted{job, {6}, {status}});
-    }
-    Pass(absl::Seconds(30), {"1", "2"});
-  }
-  EXPECT_EQ(Sent<Revoke>().size(), before) << "on the same machines it is not tried again";
-}
-
-// With `ranks: N` there are none that could go on without it: what fails twice alike ends the job.
-TEST_F(NewcomersTest, WhoCannotGoOnAloneEndsWithAProgramThatFails) {
-  const JobId job = TwoAndASpare();
-  const auto fails = [&](uint64_t generation, ProcessId process) {
-    const GenerationGrant two = Newest();
-    ASSERT_EQ(two.world_size, 2);
-    StartRanks(job);
-    const auto is_it = [&](const RankPlace& place) { return place.process == process; };
-    const auto it = std::ranges::find_if(two.ranks, is_it);
-    ASSERT_NE(it, two.ranks.end());
-    FromNode(it->node.value, RankExited{Exit(job, generation, it->rank, 1, "it trains something else")});
-    for (const NodePlace& node : two.nodes) {
-      GenerationGone gone{job, {generation}};
-      if (node.node == two.ranks[it->rank == 0 ? 1 : 0].node) gone.kept = {{{1}, 1}};
-      FromNode(node.node.value, gone);
-    }
-    Pass(absl::Seconds(5), {"1", "2"});
-  };
-  const GenerationGrant first = Newest();
-  Kill(first.ranks[0].node.value, job, 2, 0);
-  for (const NodePlace& place : first.nodes) {
-    GenerationGone gone{job, {2}};
-    if (place.node == first.ranks[1].node) gone.kept.push_back({{1}, 1});
-    if (place.node == first.waiting[0].node) gone.kept.push_back({{2}, 2});
-    FromNode(place.node.value, gone);
-  }
-  fails(3, {{2}, 2});
-  ASSERT_EQ(State(job), "RECONFIGURING");
-  fails(4, {});
-  EXPECT_EQ(State(job), "FAILED");
-}
-
-// P1: another job has ended meanwhile, so all four would have room on one machine.
-TEST_F(NewcomersTest, NobodyWhoGoesOnIsMovedToPackTheRanks_P1) {
-  Hello("1", 2);
-  Hello("2", 4);
-  const JobId other = Submit("train 2 2");
-  StartRanks(other);
-  ASSERT_EQ(Newest().ranks[0].node, NodeId("1"));
-  Hello("3", 2);
-  const JobId filler = Submit("train 2 2");
-  StartRanks(filler);
-  ASSERT_EQ(Newest().ranks[0].node, NodeId("3"));
-  const JobId third = Submit("train 2 2");
-  StartRanks(third);
-  ASSERT_EQ(Newest().ranks[0].node, NodeId("2"));
-  Hello("4", 2);
-  const JobId job = Submit("train 3 4 in-place");
-  const GenerationGrant four = Newest();
-  ASSERT_THAT(four.ranks, SizeIs(4));
-  StartRanks(job);
-  Steps(job, 1, 5);
-  FromClient(ClientStop{third, true});
-  FromNode("2", GenerationGone{third, {1}});
-  GenerationGone two{job, {1}}, others{job, {1}};
-  int killed = -1;
-  for (const RankPlace& place : four.ranks) {
-    if (place.node == NodeId("4")) others.kept.push_back({{1}, place.rank});
-    if (place.node == NodeId("2") && killed >= 0) two.kept.push_back({{1}, place.rank});
-    if (place.node == NodeId("2") && killed < 0) killed = place.rank;
-  }
-  ASSERT_GE(killed, 0);
-  ASSERT_THAT(others.kept, SizeIs(2));
-  Kill("2", job, 1, killed);
-  FromNode("2", two);
-  FromNode("4", others);
-  std::vector<ProcessId> went_on;
-  for (const RankPlace& place : Newest().ranks) went_on.push_back(place.process);
-  EXPECT_THAT(went_on, UnorderedElementsAre(two.kept[0], others.kept[0], others.kept[1]));
-}
-
-// There is no room for a spare, so who comes up in the place of one that is lost is no spare either.
-TEST_F(NewcomersTest, BelowItsMostRanksWhatComesUpIsNoSpare) {
-  Hello("1", 2);
-  Hello("2", 2);
-  const JobId job = Submit("train 2 4 in-place spare");
-  StartRanks(job);
-  StayAndStep(job, 1, 5);
-  Kill("1", job, 1, 0);
-  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 1}}});
-  FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
-  ASSERT_EQ(Newest().world_size, 3);
-  ASSERT_THAT(Newest().waiting, SizeIs(1));
-  StartRanks(job);
-  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("3 of 4 ranks go on"));
-  Steps(job, 2, 6);
-  sent_.clear();
-  IsNow("1", job, 2, 3, RankState::kJoined);
-  EXPECT_THAT(Sent<Revoke>(), SizeIs(2)) << "it joins as soon as it is ready";
 }
 
 // Who runs is not interrupted for the sake of a machine that may be lost.

@@ -41,7 +41,7 @@ void Outbox::DropCovered(const NodeId& node, const Revoke& revoke) {
   const auto covered = [&](const Held& held) {
     const auto* send = std::get_if<SendToNode>(&held.effect);
     if (send == nullptr || send->kind != SendKind::kGrant || send->node != node) return false;
-    const auto* start = std::get_if<StartGeneration>(&send->message);
+    const auto* start = std::get_if<StartGeneration>(&*send->message);
     return start != nullptr && start->grant.job == revoke.job && start->grant.generation <= revoke.generation;
   };
   const size_t dropped = std::erase_if(held_, covered);
@@ -59,7 +59,7 @@ std::vector<Effect> Outbox::Add(StepResult step) {
     if (std::holds_alternative<Persist>(effect)) continue;
     if (LeavesAtOnce(effect)) {
       if (const auto* send = std::get_if<SendToNode>(&effect)) {
-        if (const auto* revoke = std::get_if<Revoke>(&send->message)) DropCovered(send->node, *revoke);
+        if (const auto* revoke = std::get_if<Revoke>(&*send->message)) DropCovered(send->node, *revoke);
       }
       now.push_back(std::move(effect));
     } else if (held_.empty() && Newest() <= durable_) {
@@ -110,7 +110,7 @@ std::vector<Effect> Outbox::TakeAnswers() {
   std::vector<Effect> answers;
   std::erase_if(held_, [&](Held& held) {
     const auto* send = std::get_if<SendToNode>(&held.effect);
-    const auto* query = send == nullptr ? nullptr : std::get_if<AgentQuery>(&send->message);
+    const auto* query = send == nullptr ? nullptr : std::get_if<AgentQuery>(&*send->message);
     const bool answer = std::holds_alternative<ReplyToClient>(held.effect) ||
                         std::holds_alternative<ReplyFromSpill>(held.effect) ||
                         std::holds_alternative<ServiceRequest>(held.effect) ||

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/core/head/cells.h"
 #include "runtime/core/head/gang.h"
 
 namespace gtrain::core {
@@ -27,26 +30,69 @@ void OccupyAll(const Job& job, const std::map<NodeId, plan::NodeView*>& by_node)
   }
 }
 
-// Processes that can go on, by where they are: a place elsewhere would end one and start another.
-std::map<NodeId, plan::Waiting> WaitingOf(const Job& job) {
-  std::map<NodeId, plan::Waiting> waiting;
-  if (!job.ProcessesWait() || !job.record.grant) return waiting;
-  std::map<ProcessId, NodeId> wait;
+// A process that can go on where it is: a place elsewhere would end it and start another.
+struct GoesOn {
+  const RankPlace* place = nullptr;
+  int number = 0;
+  bool member = false;  // it has what was trained
+};
+
+// Those on nodes that may be used.
+std::vector<GoesOn> WhoGoesOn(const Job& job, const std::vector<plan::NodeView>& views) {
+  std::vector<GoesOn> all;
+  if (!job.ProcessesWait() || !job.record.grant) return all;
+  std::set<NodeId> usable;
+  for (const plan::NodeView& view : views) {
+    if (view.unusable.empty()) usable.insert(view.id);
+  }
+  std::set<ProcessId> wait;
   for (const auto* processes : {&job.kept, &job.coming}) {
-    for (const auto& [node, there] : *processes) {
-      for (const ProcessId& process : there) {
-        if (!job.hung.contains(process)) wait[process] = node;
-      }
-    }
+    for (const auto& [node, there] : *processes) wait.insert(there.begin(), there.end());
   }
   const GenerationGrant& last = *job.record.grant;
-  for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
-    const auto it = wait.find(ProcessOf(last, number));
-    if (it == wait.end()) continue;
-    plan::Waiting& there = waiting[it->second];
-    ++(number < static_cast<int>(last.ranks.size()) ? there.members : there.others);
-    const std::vector<int>& gpus = PlaceOfRank(last, number).gpus;
-    there.gpus.insert(there.gpus.end(), gpus.begin(), gpus.end());
+  const int members = static_cast<int>(last.ranks.size()),
+            count = members + static_cast<int>(last.waiting.size());
+  for (int number = 0; number < count; ++number) {
+    const RankPlace& place = PlaceOfRank(last, number);
+    const ProcessId process = ProcessOf(last, number);
+    if (wait.contains(process) && !job.hung.contains(process) && usable.contains(place.node))
+      all.push_back({&place, number, number < members});
+  }
+  return all;
+}
+
+// Where a copy of the model lies on several ranks, members are of use as whole copies: of each cell as many,
+// those of a copy of which nobody is missing first. The others count as processes without a state.
+void KeepWholeCopies(const Job& job, std::vector<GoesOn>& all) {
+  const int unit = job.demand.unit;
+  if (unit == 1 || !job.spec.in_place || job.demand.count_nodes) return;
+  std::map<int, int> of_copy;
+  std::vector<std::optional<int>> cells;
+  for (const GoesOn& one : all) {
+    if (one.member) ++of_copy[one.number / unit];
+    cells.push_back(CellOf(*job.record.grant, one.number, unit));
+  }
+  const int copies = CopiesOf(cells, unit, job.demand.max / unit);
+  std::map<int, int> taken;  // of each cell
+  for (const bool whole : {true, false}) {
+    for (GoesOn& one : all) {
+      if (!one.member || (of_copy[one.number / unit] == unit) != whole) continue;
+      one.member = taken[one.number % unit]++ < copies;
+    }
+  }
+}
+
+std::map<NodeId, plan::Waiting> WaitingOf(const Job& job, const std::vector<plan::NodeView>& views) {
+  std::vector<GoesOn> all = WhoGoesOn(job, views);
+  KeepWholeCopies(job, all);
+  std::map<NodeId, plan::Waiting> waiting;
+  for (const bool members : {true, false}) {
+    for (const GoesOn& one : all) {
+      if (one.member != members) continue;
+      plan::Waiting& there = waiting[one.place->node];
+      ++(members ? there.members : there.others);
+      there.gpus.insert(there.gpus.end(), one.place->gpus.begin(), one.place->gpus.end());
+    }
   }
   return waiting;
 }
@@ -134,8 +180,10 @@ plan::Placement Placer::PlacementFor(const Job& job) const {
     for (const RankPlace& place : last->waiting) demand.previous.push_back(place.node);
     if (!last->waiting.empty()) SortByNode(*last, demand.previous);
   }
-  demand.waiting = WaitingOf(job);
-  return TakesPart(job) ? plan::Place(ViewsWithout(job), demand) : plan::Place(views_, demand);
+  if (!TakesPart(job)) return plan::Place(views_, demand);
+  const std::vector<plan::NodeView> views = ViewsWithout(job);
+  demand.waiting = WaitingOf(job, views);
+  return plan::Place(views, demand);
 }
 
 plan::Placement Placer::PlacementAlone(const Job& job) const {

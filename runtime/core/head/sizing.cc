@@ -263,38 +263,72 @@ bool Sizing::GoesBack(Job& job, Instant now) {
   const size_t had = worked->ranks.size(), failed = job.record.grant->ranks.size();
   if (!(job.sizing.planned || failed > had) || !MayBeOfTheSize(job.record.faults.back())) return false;
   GT_PROBE("head.goes_back");
-  GoBack(job, *worked, now);
+  GoBackTo(job, *worked, now);
   return true;
 }
 
-// The others have in memory what was trained, and have shown that they can go on without it.
+// Members of the generation before, which have in memory what was trained and wait for the next one.
+std::vector<const RankPlace*> Sizing::SurvivorsOf(const Job& job, const GenerationGrant& before) {
+  std::set<ProcessId> wait;
+  for (const auto& [node, there] : job.kept) wait.insert(there.begin(), there.end());
+  const std::set<ProcessId> were = MembersOfGrant(before);
+  std::vector<const RankPlace*> survivors;
+  for (const RankPlace& place : job.record.grant->ranks) {
+    const ProcessId process = ProcessOf(*job.record.grant, place.rank);
+    if (wait.contains(process) && were.contains(process) && !job.hung.contains(process))
+      survivors.push_back(&place);
+  }
+  return survivors;
+}
+
+bool Sizing::MayGoOnAlone(const Job& job) {
+  const GenerationGrant* before = job.GrantOf(Generation{job.record.generation.value - 1});
+  // What is a whole copy of a mesh, or a whole node, is not known here.
+  return before != nullptr && job.record.last_step && job.demand.unit == 1 && !job.demand.count_nodes &&
+         std::ssize(SurvivorsOf(job, *before)) >= job.demand.min;
+}
+
+// The others have in memory what was trained, and have shown that they can go on without it. Each time there
+// are fewer of them, so that this ends.
 bool Sizing::GoesOnWithoutNewcomer(Job& job, Instant now) {
   const JobRecord& record = job.record;
   const FaultRecord& fault = record.faults.back();
   const GenerationGrant* before = job.GrantOf(Generation{record.generation.value - 1});
   if (before == nullptr || fault.rank < 0 || job.top_step || !record.last_step) return false;
   if (!MayBeOfTheSize(fault) || fault.kind == FaultKind::kInfrastructure) return false;
-  if (before->ranks.size() >= record.grant->ranks.size()) return false;  // else it might do so for ever
-  const std::set<ProcessId> members = MembersOfGrant(*before);
-  const bool others_wait = std::ranges::any_of(job.kept, [&](const auto& there) {
-    return std::ranges::any_of(there.second, [&](const ProcessId& one) { return members.contains(one); });
-  });
-  if (!others_wait || members.contains(ProcessOf(*record.grant, fault.rank)) ||
-      SizeOfRanks(job, *before) < job.demand.min)
+  if (MembersOfGrant(*before).contains(ProcessOf(*record.grant, fault.rank))) return false;
+  const std::vector<const RankPlace*> survivors = SurvivorsOf(job, *before);
+  if (survivors.empty() || survivors.size() >= record.grant->ranks.size()) return false;
+  if (MayGoOnAlone(job)) {
+    GT_PROBE("head.goes_on_without_newcomer");
+    GoBack(job, survivors, static_cast<int>(survivors.size()), now);
+    return true;
+  }
+  // Nodes, or copies of a mesh: those that were there before, if they were fewer.
+  if (before->ranks.size() >= record.grant->ranks.size() || SizeOfRanks(job, *before) < job.demand.min)
     return false;
+  if (job.demand.unit == 1 && !job.demand.count_nodes) return false;
   GT_PROBE("head.goes_on_without_newcomer");
-  job.sizing.worked = before->generation;
-  GoBack(job, *before, now);
+  GoBackTo(job, *before, now);
   return true;
 }
 
-// Goes back to the places of the ranks of `worked`, which is not the generation that has ended.
-void Sizing::GoBack(Job& job, const GenerationGrant& worked, Instant now) {
+void Sizing::GoBackTo(Job& job, const GenerationGrant& worked, Instant now) {
+  std::vector<const RankPlace*> places;
+  for (const RankPlace& place : worked.ranks) places.push_back(&place);
+  const int size = SizeOfRanks(job, worked);
+  job.sizing.worked = worked.generation;
+  job.sizing.goes_back = true;
+  GoBack(job, places, size, now);
+}
+
+// Goes back to this size, and to these places. The fault is that of the generation that has just ended.
+void Sizing::GoBack(Job& job, const std::vector<const RankPlace*>& places, int size, Instant now) {
   JobSizing& sizing = job.sizing;
   FaultRecord& fault = job.record.faults.back();
-  const size_t had = worked.ranks.size(), failed = job.record.grant->ranks.size();
+  const size_t had = places.size(), failed = job.record.grant->ranks.size();
   std::set<NodeId> known;  // they stay, and those that are avoided now
-  for (const RankPlace& place : worked.ranks) known.insert(place.node);
+  for (const RankPlace* place : places) known.insert(place->node);
   const auto avoid = [&](const NodeId& id, const FaultRecord& why) {
     links_.Avoid(job, id,
                  absl::StrCat("avoided by this job for ", PrintDuration(config_.avoid_for),
@@ -319,9 +353,8 @@ void Sizing::GoBack(Job& job, const GenerationGrant& worked, Instant now) {
     sizing.again_at = now + wait;
     after = absl::StrCat("; for ", PrintDuration(wait), " it does not grow by itself");
   }
-  Want(job, SizeOfRanks(job, worked));
+  Want(job, size);
   sizing.asked = sizing.at_once = sizing.planned = false;
-  sizing.goes_back = true;
   context_.Dirty(job);
   fault.message = Shortened(
       absl::StrCat(kGoesBack, Counted(static_cast<int64_t>(had), "ranks"), ": ", fault.message), 2 << 10);
@@ -445,11 +478,13 @@ std::string Sizing::ScaleAnswer(const Job& job, const plan::Demand& whole, const
                           : RanksIn(job, placement);
   const bool in_place = job.ProcessesStay();
   const std::string when =
-      size > 0 && !job.Live()  ? "at once"
-      : !job.Live()            ? in_place ? "with its next generation" : "at its next start"
-      : size == job.demand.max ? "has them"
-      : scale.now && starts    ? "as soon as all its ranks run"
-      : in_place && size < job.demand.max
+      size > 0 && !job.Live()        ? "at once"
+      : !job.Live()                  ? in_place ? "with its next generation" : "at its next start"
+      : job.Size() == job.demand.max ? job.RanksOf(*record.grant) > record.grant->world_size
+                                           ? "when those that wait beside the ranks have joined them"
+                                           : "has them"
+      : scale.now && starts          ? "as soon as all its ranks run"
+      : in_place && job.Size() < job.demand.max
           ? absl::StrCat("once there has been room for ", PrintDuration(config_.grow_in_place_after))
           : "behind its next checkpoint";
   return nlohmann::json(
@@ -493,7 +528,7 @@ absl::StatusOr<std::string> Sizing::Scale(const Peer& peer, const ClientScale& s
   context_.Dirty(*job);
   const absl::string_view things = whole.count_nodes ? "nodes" : "ranks";
   context_.Emit(*job, "scale", absl::StrCat(OwnerName(peer), " asks for ", Counted(scale.size, things)));
-  const int size = job->Live() ? job->Size() : 0;
+  const int size = job->Live() ? SizeOfRanks(*job, *record.grant) : 0;
   const bool starts = job->Live() && record.state != JobState::kRunning;
   if (scale.now && job->Live() && !starts) Resize(*job, now);
   SayHowItRuns(*job);

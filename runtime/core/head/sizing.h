@@ -38,6 +38,8 @@ class Sizing {
   std::optional<Instant> GrowsInPlaceAt(const Job& job) const;
   void KeepWhatWorked(Job& job, Instant now);
   bool GoesBack(Job& job, Instant now);
+  // Between two generations: enough of those that were members twice wait, and need nobody to be started.
+  static bool MayGoOnAlone(const Job& job);
   // The job would end by its last fault. True: that was of a process that had come up beside the others, and
   // these go on as they were before it joined.
   bool GoesOnWithoutNewcomer(Job& job, Instant now);
@@ -50,7 +52,9 @@ class Sizing {
  private:
   bool NeedsRoom(const Job& other) const;
   int RanksItWouldHave(const Job& job);
-  void GoBack(Job& job, const GenerationGrant& worked, Instant now);
+  static std::vector<const RankPlace*> SurvivorsOf(const Job& job, const GenerationGrant& before);
+  void GoBackTo(Job& job, const GenerationGrant& worked, Instant now);
+  void GoBack(Job& job, const std::vector<const RankPlace*>& places, int size, Instant now);
   void Want(Job& job, int size);
   void LookForRoom(Job& job, Instant now);
   void MayGrowAgain(Job& job, Instant now);

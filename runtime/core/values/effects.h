@@ -3,9 +3,11 @@
 // The service loop: take an event, HeadCore::Step, Outbox::Add, do what it returns, hand Outbox::NextBatch to
 // the disk thread, Outbox::Durable when it is done.
 #pragma once
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -72,12 +74,27 @@ enum class SendKind {
   kReply,  // leaves when everything before it is durable
 };
 
+// A message that several effects share, and which nobody changes: a grant is as long as its job has ranks and
+// goes to each of their nodes, so copies of it would take nodes x ranks until it is stored.
+class SharedMessage {
+ public:
+  template <typename T>
+  requires std::constructible_from<Message, T> SharedMessage(
+      T&& message)  // NOLINT(google-explicit-constructor): it stands wherever a message does
+      : message_(std::make_shared<const Message>(std::forward<T>(message))) {}
+  const Message& operator*() const { return *message_; }
+  bool operator==(const SharedMessage& other) const { return *message_ == *other.message_; }
+
+ private:
+  std::shared_ptr<const Message> message_;
+};
+
 // A message to the newest route of a node (HeadCore::RouteOf at the time of sending), or to the one given. A
 // node without a route misses it; the head settles that at its next hello.
 struct SendToNode {
   NodeId node;
   SendKind kind = SendKind::kReply;
-  Message message;
+  SharedMessage message;
   std::string route = {};  // of a connection that is about to be refused; empty: the newest
   bool operator==(const SendToNode&) const = default;
 };
