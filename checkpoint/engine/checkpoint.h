@@ -50,6 +50,9 @@ struct CheckpointOptions {
     absl::Duration ago;
   };
   std::optional<LastSave> last_save;
+  // Of a program that has had the directory open: what Checkpointer::device said then. It is not made again
+  // where it is gone, and where another file system is in its place it is not taken: errors of the storage.
+  std::optional<uint64_t> device;
   // Every Save, also one of SaveIfDue, that is not skipped calls it before it copies, to bring state that
   // lies elsewhere into the registered memory. Its error becomes that of the Save, which then saves nothing.
   std::function<absl::Status()> before_save;
@@ -169,6 +172,11 @@ class Checkpointer {
   virtual bool stop_agreed() const = 0;
   // Waits until the last Save is committed or failed, and returns its error.
   virtual absl::Status Wait(absl::Duration timeout) = 0;
+  // Rank 0: the newest save has failed, and the claim of the directory is not there: it was removed, renamed
+  // or unmounted. This checkpointer may never save again; another one may.
+  virtual bool misplaced() const { return false; }
+  // Rank 0, once it has started: the file system that the directory lies on. Nullopt: it is in a bucket.
+  virtual std::optional<uint64_t> device() const { return std::nullopt; }
   // Returns the step of the newest commit that this process knows of.
   virtual std::optional<int64_t> LastCommitted() const = 0;
 };

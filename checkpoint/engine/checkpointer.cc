@@ -67,6 +67,8 @@ class CheckpointerImpl final : public Checkpointer {
   absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) override;
   bool stop_agreed() const override { return stop_agreed_; }
   absl::Status Wait(absl::Duration timeout) override;
+  bool misplaced() const override;
+  std::optional<uint64_t> device() const override { return directory_.device(); }
   std::optional<int64_t> LastCommitted() const override;
 
  private:
@@ -75,6 +77,8 @@ class CheckpointerImpl final : public Checkpointer {
   // Returns `status`, which Restore or Save is about to return; an error of the storage is reported to the
   // head first.
   absl::Status Outward(const absl::Status& status);
+  // Returns what a save came to. Unavailable is said of a generation, too, by who asks for another one then.
+  absl::Status OfSave(const absl::Status& status) const;
   // Collective, once: nothing is registered afterwards.
   absl::Status Freeze();
   absl::Status CheckStep(int64_t step) const;
@@ -126,9 +130,11 @@ absl::Status CheckpointerImpl::PrepareToSave() {
 
 absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
   if (!IsStorageError(status)) {
-    // A generation that could not read it may have been the one before.
+    // The generation that could not read it may have been the one before; or the checkpointer of an elastic
+    // run, and then each rank has said so and takes it back.
     if (!status.ok()) return status;
-    const bool first = !std::exchange(storage_works_, true) && agree_.rank() == 0 && context_.generation > 1;
+    const bool another = (context_.generation > 1 && agree_.rank() == 0) || settings_.last_save;
+    const bool first = !std::exchange(storage_works_, true) && another;
     if (std::exchange(told_storage_, false) || first) session_->ReportNote(kNoteStorage, "");
     return status;
   }
@@ -222,7 +228,8 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
     SkipSave(step, obstacle);
     return false;
   }
-  if (settings_.on_error == OnError::kFail) GT_RETURN_IF_ERROR(agree_.AllOk(saves_.saver()->last_status()));
+  if (settings_.on_error == OnError::kFail)
+    GT_RETURN_IF_ERROR(agree_.AllOk(OfSave(saves_.saver()->last_status())));
   saves_.MakeUsable();
   if (settings_.before_save) GT_RETURN_IF_ERROR(agree_.AllOk(settings_.before_save()));
   GT_RETURN_IF_ERROR(CompareReplicasIfDue(step));
@@ -297,7 +304,18 @@ absl::Status CheckpointerImpl::Wait(absl::Duration timeout) {
   const Instant begin = clock_.Now();
   const absl::Status status = saves_.saver()->Wait(timeout);
   session_->CountStall(clock_.Now() - begin);
-  return status;
+  return OfSave(status);
+}
+
+absl::Status CheckpointerImpl::OfSave(const absl::Status& status) const {
+  return absl::IsUnavailable(status) && context_.Alive().ok() ? StorageError(status) : status;
+}
+
+// With on_error: fail the next save says what became of this one.
+bool CheckpointerImpl::misplaced() const {
+  const Saver* const saver = saves_.saver();
+  return settings_.on_error != OnError::kFail && saver != nullptr && !saver->busy() &&
+         !saver->last_status().ok() && directory_.held().ok() && directory_.claim_gone();
 }
 
 std::optional<int64_t> CheckpointerImpl::LastCommitted() const {

@@ -1,9 +1,12 @@
 #include "checkpoint/engine/directory.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -26,6 +29,14 @@ namespace {
 constexpr absl::Duration kVisibleWithin = absl::Seconds(30);  // a file of another machine, on a slow NFS
 constexpr absl::Duration kVisiblePoll = absl::Milliseconds(20);
 constexpr absl::Duration kNewestWithin = absl::Seconds(10);  // for a client of NFS that sees it late
+
+// The file system that a directory lies on; nullopt: it is none.
+std::optional<uint64_t> DeviceOf(const std::string& location) {
+  struct stat info;
+  if (absl::StartsWith(location, "s3://") || stat(location.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
+    return std::nullopt;
+  return info.st_dev;
+}
 
 }  // namespace
 
@@ -58,7 +69,8 @@ absl::Status Directory::Open() {
   }
   // This comes before anything is written: an unmounted directory would get a claim of ours.
   absl::Status there;
-  if (agree_.rank() == 0 && settings_.newest) {
+  if (agree_.rank() == 0 && settings_.device) there = CheckSamePlace();
+  if (there.ok() && agree_.rank() == 0 && settings_.newest) {
     // A new owner of the directory may have deleted the checkpoints of this job.
     there = CheckStillOwned(store_.get(), settings_.identity, session_->managed());
     if (absl::IsFailedPrecondition(there)) session_->ReportNote(kNoteOwner, std::string(there.message()));
@@ -68,7 +80,28 @@ absl::Status Directory::Open() {
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(there));
   GT_RETURN_IF_ERROR(ProveShared());
-  return TakeOwnership();
+  GT_RETURN_IF_ERROR(TakeOwnership());
+  if (agree_.rank() == 0) device_ = DeviceOf(settings_.uri);
+  return absl::OkStatus();
+}
+
+// What is at a mount point while nothing is mounted there would get a claim and checkpoints that nobody sees
+// any more once it is mounted again. Where our claim is, it is the right place, however it is mounted now.
+absl::Status Directory::CheckSamePlace() const {
+  const std::optional<uint64_t> device = DeviceOf(settings_.uri);
+  if (device == settings_.device) return absl::OkStatus();
+  if (!device) {
+    return StorageError(absl::UnavailableError(absl::StrCat(
+        store_->Describe(),
+        " is gone: was it unmounted, renamed, or removed? Mount it or make it again (mkdir), and "
+        "saves go on")));
+  }
+  GT_ASSIGN_OR_RETURN(const bool ours, HasClaimOf(store_.get(), settings_.identity, session_->managed()));
+  if (ours) return absl::OkStatus();
+  return StorageError(absl::UnavailableError(
+      absl::StrCat(store_->Describe(),
+                   " lies on another file system than before, and has nothing of this job. Is the right one "
+                   "mounted? To save here all the same: stop the job and launch it again")));
 }
 
 absl::StatusOr<port::BlobStore*> Directory::StoreOf(bool elsewhere) {

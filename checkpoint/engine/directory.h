@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/functional/function_ref.h"
@@ -42,10 +43,16 @@ class Directory {
 
   // FailedPrecondition on rank 0 once another owner has the directory.
   absl::Status held() const { return lease_ == nullptr ? absl::OkStatus() : lease_->held(); }
+  // Rank 0: the claim that this has made is not there any more.
+  bool claim_gone() const { return lease_ != nullptr && lease_->claim_gone(); }
+  // Rank 0, once it is open: Checkpointer::device.
+  std::optional<uint64_t> device() const { return device_; }
   // A save that failed may have failed because the directory is no longer ours. Never blocks.
   void LookSoon();
 
  private:
+  // Rank 0, where a program had it open before: OK when it is there, and nothing else in its place.
+  absl::Status CheckSamePlace() const;
   absl::Status ProveShared();
   absl::Status TakeOwnership();
   // Rank 0: returns epoch and attempt, as the others are told them.
@@ -61,6 +68,7 @@ class Directory {
   std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
   std::unique_ptr<Lease> lease_;                // rank 0 of one that writes
   SaveId next_;
+  std::optional<uint64_t> device_;
   std::string place_;          // taken (openings.h), of rank 0
   int64_t highest_step_ = -1;  // saved with the current attempt number
 };

@@ -139,6 +139,11 @@ absl::Status Lease::held() const {
   return held_;
 }
 
+bool Lease::claim_gone() const {
+  MutexLock lock(&mu_);
+  return claim_gone_;
+}
+
 void Lease::Loop() {
   Rng rng = Rng::FromSystem();
   const RealClock clock;
@@ -198,7 +203,16 @@ absl::Status Lease::Look() {
   const absl::StatusOr<std::vector<std::string>> owners = store_->List(kOwnerPrefix);
   if (!owners.ok()) return absl::OkStatus();  // the storage cannot say so now
   uint64_t newest = mark_.name.epoch;
-  for (const std::string& key : *owners) newest = std::max(newest, ParseOwnerKey(key).value_or(0));
+  bool there = false;
+  for (const std::string& key : *owners) {
+    const uint64_t epoch = ParseOwnerKey(key).value_or(0);
+    newest = std::max(newest, epoch);
+    there = there || epoch == mark_.name.epoch;
+  }
+  if (!there) {
+    MutexLock lock(&mu_);
+    claim_gone_ = true;
+  }
   if (newest == mark_.name.epoch) return absl::OkStatus();
   const std::string key = OwnerKey(newest);
   const absl::StatusOr<std::string> text = store_->Get(key, kSmallFileBytesMax);

@@ -48,6 +48,9 @@ class Lease {
 
   // FailedPrecondition that names the later owner once one was found.
   absl::Status held() const;
+  // Once a look found that the claim of `epoch` is not in the storage: it was removed, or this is another
+  // place.
+  bool claim_gone() const;
   // Looks for a later owner at once instead of with the next renewal. Never blocks.
   void LookSoon();
 
@@ -67,6 +70,7 @@ class Lease {
   mutable Mutex mu_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool look_ ABSL_GUARDED_BY(mu_) = false;
+  bool claim_gone_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status held_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };

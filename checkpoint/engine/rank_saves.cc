@@ -63,9 +63,14 @@ void RankSaves::TakeStarted() {
 }
 
 void RankSaves::Ended(const SaveId& id, const absl::Status& status) {
-  if (!status.ok()) return NoteLost(id.step, status.message());
+  if (!status.ok()) {
+    directory_.LookSoon();
+    return NoteLost(id.step, status.message());
+  }
   session_->ReportCheckpoint(id.step, WhereIs(*directory_.store(), id), policy_);
-  if (lost_saves_.exchange(0) > 0) session_->ReportNote(kNoteSaves, "");
+  // A checkpointer before this one may have said that its saves came to nothing.
+  const bool first = !std::exchange(committed_, true) && agree_.rank() == 0 && settings_.last_save;
+  if (lost_saves_.exchange(0) > 0 || first) session_->ReportNote(kNoteSaves, "");
 }
 
 void RankSaves::NoteLost(int64_t step, absl::string_view why) {

@@ -98,6 +98,7 @@ class RankSaves {
   std::optional<SaveId> resumed_;
   std::string policy_;              // of the newest save; changed while none runs
   std::atomic<int> lost_saves_{0};  // rank 0: skipped or failed since the newest commit
+  bool committed_ = false;          // any; of the Saver's thread
   std::unique_ptr<Saver> saver_;    // its thread uses what is above
   std::atomic<bool> ending_{false};
   Mutex start_mu_;

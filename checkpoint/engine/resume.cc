@@ -137,6 +137,12 @@ absl::Status CheckStillOwned(port::BlobStore* store, const Identity& self, bool 
   return FindOwn(store, owners, self, has_identity).status();
 }
 
+absl::StatusOr<bool> HasClaimOf(port::BlobStore* store, const Identity& self, bool has_identity) {
+  GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
+  GT_ASSIGN_OR_RETURN(const std::optional<OwnerClaim> own, FindOwn(store, owners, self, has_identity));
+  return own.has_value();
+}
+
 absl::Status FindNewest(port::BlobStore* store, const SaveId& newest, absl::Duration patience,
                         absl::FunctionRef<absl::Status()> alive) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);

@@ -35,6 +35,8 @@ absl::StatusOr<OwnerClaim> TakeDirectory(
 // FailedPrecondition, as TakeDirectory says it, when this job owned the directory and a later owner has it
 // now.
 absl::Status CheckStillOwned(port::BlobStore* store, const Identity& self, bool has_identity);
+// Whether the newest owner is this job. Errors as of CheckStillOwned.
+absl::StatusOr<bool> HasClaimOf(port::BlobStore* store, const Identity& self, bool has_identity);
 
 // The newest checkpoint that the head knows is there, or something newer of its owner that is committed too.
 // Else a storage error (IsStorageError) that names it: a directory that is not mounted looks like an empty

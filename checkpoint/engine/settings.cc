@@ -178,6 +178,7 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
                .every = options.every,
                .commit_timeout = options.commit_timeout,
                .last_save = options.last_save,
+               .device = options.device,
                .lazy = options.lazy,
                .before_save = options.before_save,
                .read_only = options.read_only,

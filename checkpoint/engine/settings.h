@@ -60,6 +60,7 @@ struct Settings {
   OnError on_error = OnError::kWarn;
   absl::Duration commit_timeout = absl::Minutes(10);
   std::optional<CheckpointOptions::LastSave> last_save;
+  std::optional<uint64_t> device;
   bool lazy = false;
   std::optional<NearPlace> near;
   std::function<absl::Status()> before_save;

@@ -1,7 +1,9 @@
 #include "elastic/exec/checkpoints.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 
@@ -64,8 +66,13 @@ absl::Status Checkpoints::Adopt() {
   const std::shared_ptr<Opening> opening = std::exchange(opening_, nullptr);
   MutexLock lock(&opening->mu);
   opening->mu.Await([&opening]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(opening->mu) { return opening->done; });
-  if (opening->status.ok()) current_ = std::move(opening->checkpointer);
+  if (opening->status.ok()) Set(std::move(opening->checkpointer));
   return opening->status;
+}
+
+void Checkpoints::Set(std::unique_ptr<Checkpointer> started) {
+  current_ = std::move(started);
+  if (const std::optional<uint64_t> device = current_->device()) device_ = device;
 }
 
 absl::Status Checkpoints::SaveIfDue(int64_t step, Communicator* comm) {
@@ -95,6 +102,29 @@ void Checkpoints::Leave() {
   std::shared_ptr<Checkpointer> over = std::move(current_);
   if (opened == nullptr && over == nullptr) return;
   thread_.Post([opened = std::move(opened), over = std::move(over)] {});
+}
+
+std::string Say(const UnsavedEnd& end, absl::string_view why) {
+  const std::string made = end.all ? absl::StrCat("all ", end.step, " steps are made")
+                                   : absl::StrCat("the run was stopped after step ", end.step);
+  const std::string newest =
+      end.saved > 0 ? absl::StrCat("the newest checkpoint is of step ", end.saved) : "there is no checkpoint";
+  std::string said = absl::StrCat(made, ", and step ", end.step, " is not saved: ", newest);
+  if (end.stops) {
+    absl::StrAppend(&said, "; the save is tried until the grace of the stop is over");
+  } else if (end.left > absl::ZeroDuration()) {
+    // To the minute: it is said anew with each try.
+    absl::StrAppend(&said, "; only the last save is missing and is tried for ",
+                    absl::FormatDuration(absl::Ceil(end.left, absl::Minutes(1))),
+                    " more. Mend the storage and it goes on; `gtrain stop` gives the steps up");
+  }
+  return absl::StrCat(said, ". ", why);
+}
+
+absl::Duration PausesAfter(int tries, int tries_max, absl::Duration retry) {
+  absl::Duration all;
+  for (; tries < tries_max; ++tries) all += retry * (1 << std::min(tries - 1, 4));
+  return all;
 }
 
 }  // namespace gtrain::elastic

@@ -63,6 +63,14 @@ absl::Status Pause(const Session& session, absl::Duration time, absl::Duration l
   return absl::OkStatus();
 }
 
+// Returns early, with OK, once the user has asked for a stop, too.
+absl::Status PauseUntilStop(const Session& session, absl::Duration time) {
+  const RealClock clock;
+  for (const Instant end = clock.Now() + time; clock.Now() < end && !session.StopRequested();)
+    GT_RETURN_IF_ERROR(Pause(session, std::min(end - clock.Now(), kLookAlive)));
+  return absl::OkStatus();
+}
+
 // Into the next generation. `why`: what ended the calls of this one. A rank that ended with exit code 0 while
 // others train ends no generation, and nobody takes its place: then that is the answer.
 absl::Status RejoinAfter(Session& session, absl::Duration timeout, const absl::Status& why) {
@@ -88,6 +96,14 @@ bool PauseForOthers(Session& session) {
   if (!Pause(session, kPause, kLookPaused).ok()) return true;
   if (session.rank() == 0) session.ReportPause(false);
   return false;
+}
+
+// Rank 0 says it for all, in the log and where `gtrain status` shows how saves go: no save says so any more.
+void SayUnsaved(Session& session, const UnsavedEnd& end, absl::string_view why) {
+  if (session.rank() != 0) return;
+  const std::string said = Say(end, why);
+  LogWarning("elastic: ", said);
+  session.ReportNote(kNoteSaves, said);
 }
 
 // Of the state after `step`, to the ranks that keep them.
@@ -566,14 +582,24 @@ absl::Status ElasticRun::SaveLast() {
     saved_last_ = worst == 0;
     if (saved_last_) break;
     checkpoints_.Leave();
-    if (worst == 2 || tries == kLastTries || !session_->managed()) {
-      if (!saved.ok()) return saved;
-      return ckpt::StorageError(absl::UnavailableError("another rank could not save the last step"));
+    const bool gives_up = worst == 2 || tries == kLastTries || !session_->managed();
+    UnsavedEnd unsaved{.step = applied_, .saved = checkpoints_.newest()->step, .all = !stop_};
+    unsaved.left = gives_up ? absl::ZeroDuration() : PausesAfter(tries, kLastTries, options_.storage_retry);
+    unsaved.stops = !gives_up && session_->StopRequested();
+    const absl::string_view why = saved.ok() ? "another rank could not save it" : saved.message();
+    SayUnsaved(*session_, unsaved, why);
+    if (gives_up) {
+      return saved.ok()
+                 ? ckpt::StorageError(absl::UnavailableError("another rank could not save the last step"))
+                 : saved;
     }
-    LogWarning("elastic: the last step is not saved yet and is tried again in ", absl::FormatDuration(pause),
-               ": ", saved.ok() ? "another rank could not" : saved.message());
-    GT_RETURN_IF_ERROR(Pause(*session_, pause));
+    GT_RETURN_IF_ERROR(unsaved.stops ? Pause(*session_, pause) : PauseUntilStop(*session_, pause));
     pause = std::min(2 * pause, 16 * options_.storage_retry);
+    if (unsaved.stops || !session_->StopRequested()) continue;
+    // There is little time left: at once, and who waits for the stop hears what it may cost.
+    unsaved.stops = true;
+    SayUnsaved(*session_, unsaved, why);
+    pause = options_.storage_retry;
   }
   return comm_->Barrier();
 }
@@ -869,9 +895,12 @@ void ElasticRun::LeaveReducer() {
 
 absl::Status ElasticRun::SaveIfDue() {
   if (!options_.checkpoints || !settled_) return absl::OkStatus();
+  if (reopens_) checkpoints_.Leave();
   if (checkpoints_.get() == nullptr) GT_RETURN_IF_ERROR(OpenBesideTraining());
   if (checkpoints_.get() == nullptr) return absl::OkStatus();
   GT_RETURN_IF_ERROR(checkpoints_.SaveIfDue(applied_, comm_.get()));
+  // At once: by the next step another job may have the directory, and this checkpointer must not save there.
+  if (session_->rank() == 0 && !reopen_at_ && checkpoints_.misplaced()) reopen_at_ = RealClock().Now();
   stop_ = stop_ || checkpoints_.get()->stop_agreed();
   return absl::OkStatus();
 }
@@ -915,6 +944,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> ElasticRun::MakeCheckpointer() {
   CheckpointOptions options = options_.checkpoint;
   const Checkpoints::Save& newest = *checkpoints_.newest();
   options.last_save = {newest.step, RealClock().Now() - newest.began};
+  options.device = checkpoints_.device();
   if (reducer_ != nullptr) {
     options.before_save = [this] {
       return reducer_->GiveHandover(/*applied=*/true, absl::MakeSpan(carried_));

@@ -10,10 +10,13 @@
 #include <optional>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/test_folder.h"
 #include "base/test_wait.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/lease.h"
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/store/directory_store.h"
 #include "elastic/exec/run_test_world.h"
@@ -87,6 +90,8 @@ class Job {
 
   int storage_errors() const { return job_.storage_errors; }
   int commits() const { return job_.commits; }
+  std::string saves() const { return job_.saves(); }
+  void Stop() { job_.stop = true; }
   size_t generations() const { return job_.generations(); }
 
   // The first generation has the first `ranks` of all processes.
@@ -500,6 +505,111 @@ TEST_F(ElasticRunTest, AStorageThatFailsAtTheEndIsWaitedFor) {
   EXPECT_EQ((*ckpt::OpenDirectoryStore(folder))->List("manifests/")->size(), 1);
   unsetenv("GTRAIN_CHECKPOINT_EVERY");
   unsetenv("GTRAIN_CHECKPOINT_URI");
+}
+
+// The directory of checkpoints goes away while training runs.
+class LostDirectoryTest : public ElasticRunTest {
+ protected:
+  LostDirectoryTest() { setenv("GTRAIN_CHECKPOINT_URI", folder_.c_str(), 1); }
+  void TearDown() override {
+    for (const char* name : {"URI", "EVERY"}) unsetenv(absl::StrCat("GTRAIN_CHECKPOINT_", name).c_str());
+  }
+  void Save(const char* every) { setenv("GTRAIN_CHECKPOINT_EVERY", every, 1); }
+  // Once, and as soon as both ranks know of so many commits: a save under way would make it again.
+  void Remove(const Job& job, int commits) {
+    std::call_once(goes_, [&] {
+      EXPECT_TRUE(Until([&] { return job.commits() == commits; }));
+      std::filesystem::rename(folder_, folder_ + ".gone");
+    });
+  }
+  size_t Saved() const { return (*ckpt::OpenDirectoryStore(folder_))->List("manifests/")->size(); }
+
+  const std::string folder_ = TestFolder();
+  std::once_flag goes_, comes_;
+};
+
+// Its checkpointer never saves again: another one does, with the same step on all ranks.
+TEST_F(LostDirectoryTest, ItIsSavedIntoAgainOnceItIsMadeAgain) {
+  Save("10 steps");
+  Job job(400, 10, {}, true);
+  job.between = [&](int64_t step) {
+    if (step == 15) Remove(job, 2);
+    if (step == 45) {
+      std::call_once(comes_, [&] {
+        EXPECT_TRUE(Until([&] { return !job.saves().empty(); }));
+        EXPECT_FALSE(std::filesystem::exists(folder_)) << "it may be unmounted: nobody makes it again";
+        std::filesystem::create_directory(folder_);
+      });
+    }
+    if (step > 45 && step < 399) Until([&] { return job.commits() > 2; }, absl::Milliseconds(20));
+    if (step == 398) {
+      EXPECT_GT(job.commits(), 2);
+    }
+  };
+  ExpectAllTrained(job.Run(2, 2), 400, 10, 1e-4);
+  EXPECT_EQ(job.generations(), 1);
+  EXPECT_EQ(job.saves(), "") << "saves are committed again";
+}
+
+TEST_F(LostDirectoryTest, ItIsNotTakenFromAJobThatHasItByNow) {
+  Save("10 steps");
+  const std::string theirs = folder_ + ".theirs";
+  const auto store = *ckpt::OpenDirectoryStore(theirs);
+  const ckpt::Lease lease(store.get(), 7, 1, /*fresh=*/true, [](const absl::Status&) {});
+  ASSERT_TRUE(ckpt::ClaimOwnership(store.get(), {.job = "theirs"}, 7).ok());
+  Job job(400, 10, {}, true);
+  job.between = [&](int64_t step) {
+    if (step == 15) Remove(job, 2);
+    // It was opened anew, in vain.
+    if (job.storage_errors() > 0) std::call_once(comes_, [&] { std::filesystem::rename(theirs, folder_); });
+    if (step > 15) Until([] { return false; }, absl::Milliseconds(5));
+  };
+  for (const Outcome& outcome : job.Run(2, 2)) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(outcome.status)) << outcome.status;
+    EXPECT_THAT(std::string(outcome.status.message()), ::testing::HasSubstr("theirs"));
+  }
+  EXPECT_EQ(Saved(), 0);
+}
+
+// The error of that save is none of the generation, for which ranks would wait.
+TEST_F(LostDirectoryTest, TheLastStepGoesIntoAnEmptyOneInItsPlace) {
+  Save("1000 steps");
+  Job job(20, 10, {}, true);
+  job.between = [&](int64_t step) {
+    if (step != 15) return;
+    Remove(job, 0);
+    std::filesystem::create_directory(folder_);
+  };
+  ExpectAllTrained(job.Run(2, 2), 20, 10, 1e-4);
+  EXPECT_EQ(Saved(), 1);
+}
+
+// People hear what is missing and for how long it is tried, and what a stop would cost.
+TEST_F(LostDirectoryTest, AnEndThatIsNotSavedIsSaid) {
+  Save("1000 steps");
+  Job job(20, 10, {}, true);
+  std::thread user;
+  job.between = [&](int64_t step) {
+    if (step == 15) Remove(job, 0);
+  };
+  job.at_end = [&] {
+    std::call_once(comes_, [&] {
+      user = std::thread([&] {
+        const auto says = [&](absl::string_view what) {
+          EXPECT_TRUE(Until([&] { return absl::StrContains(job.saves(), what); })) << job.saves();
+        };
+        says("all 20 steps are made, and step 20 is not saved: there is no checkpoint; only the last save");
+        EXPECT_TRUE(Until([&] { return job.storage_errors() > 2; })) << "it was made again";
+        job.Stop();
+        says("step 20 is not saved: there is no checkpoint; the save is tried until the grace of the stop");
+        std::filesystem::create_directory(folder_);
+      });
+    });
+  };
+  ExpectAllTrained(job.Run(2, 2), 20, 10, 1e-4);
+  user.join();
+  EXPECT_EQ(Saved(), 1);
+  EXPECT_EQ(job.saves(), "");
 }
 
 // It cannot go on where only the storage has what it needs.

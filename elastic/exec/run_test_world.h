@@ -59,9 +59,20 @@ class ThreadJob {
   std::function<void()> paused = [] {};  // set before all else
   std::atomic<int> goes_on{0};           // rank 0 said so many times that they may be asked to
   std::atomic<int> storage_errors{0};    // that processes have said
+  std::atomic<bool> stop{false};         // the user asks for it
   std::atomic<int> commits{0};           // of which they have said that they know them
   int ranks_a_machine = 1 << 20;         // set before all else
   std::vector<MeshAxis> mesh;  // dp first, of any size; empty: the job has none. Set before all else
+
+  // What was said last of saves that came to nothing.
+  std::string saves() const {
+    MutexLock lock(&mu_);
+    return saves_;
+  }
+  void SetSaves(const std::string& said) {
+    MutexLock lock(&mu_);
+    saves_ = said;
+  }
 
   // One process's place in one generation.
   struct Place {
@@ -108,6 +119,7 @@ class ThreadJob {
   std::set<int> gone_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<Generation>> generations_ ABSL_GUARDED_BY(mu_);
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  std::string saves_ ABSL_GUARDED_BY(mu_);
 };
 
 class ThreadSession final : public Session {
@@ -155,10 +167,11 @@ class ThreadSession final : public Session {
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override { ++job_->commits; }
   void ReportNote(absl::string_view kind, const std::string& text) override {
     if (kind == kNoteStorage && !text.empty()) ++job_->storage_errors;
+    if (kind == kNoteSaves) job_->SetSaves(text);
   }
   void CountStall(absl::Duration) override {}
   absl::Status Alive() const override { return place().bootstrap->Alive(); }
-  bool StopRequested() const override { return false; }
+  bool StopRequested() const override { return job_->stop; }
   bool PauseRequested() const override { return rank() == 0 && job_->pause; }
   void ReportPause(bool paused) override {
     job_->goes_on += paused ? 0 : 1;

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import unittest
@@ -596,6 +597,41 @@ class ElasticRunTest(harness.GtrainTest):
         weights = self.weights()
         self.assertEqual(len(set(weights)), 1)
         self.assertAlmostEqual(weights[0][0], 3, 4)
+
+    def test_a_directory_that_was_removed_and_is_made_again(self):
+        """S7: saves go on within the generation, and are not begun in what gtrain itself would have made there."""
+        uri = f'{self.dir}/ckpt'
+        self.launch('again', ranks='3', samples=600000, extra=f'checkpoint: {{uri: {uri}, every: 20 steps}}\n')
+        wait_until('a checkpoint', lambda: self.job('again')['last_checkpoint'])
+        # What was being written while it went may have made folders there.
+        wait_until('status to say how to go on', lambda: shutil.rmtree(uri, ignore_errors=True) or f'{uri} is gone' in self.job('again')['storage'])
+        self.assertFalse(os.path.exists(uri))
+        os.mkdir(uri)
+        at = self.step()
+        wait_until('a save', lambda: (self.job('again')['last_checkpoint'] or {'step': 0})['step'] > at, 100)
+        status = wait_until('status to take it back', lambda: (lambda job: job if not job['saves'] + job['storage'] else None)(self.job('again')))
+        self.assertEqual(status['generation'], 1)
+        self.assertEqual(len(self.living()), 3)
+        self.gtrain('stop', 'again')
+        self.wait_for_state('again', 'CANCELLED')
+        self.assertRegex(self.gtrain('ckpt', 'ls', uri).stdout, rf'\b{self.step()}\b')
+
+    def test_an_end_that_cannot_be_saved_is_said(self):
+        """S7: all steps are made and the directory is away: what is missing, for how long it is tried, what a stop costs."""
+        uri = f'{self.dir}/ckpt'
+        self.launch('end', ranks='3', samples=6000, pause=20, extra=f'checkpoint: {{uri: {uri}, every: 50 steps}}\n')
+        wait_until('a checkpoint', lambda: self.job('end')['last_checkpoint'])
+        last = 6000 * self.EPOCHS // self.BATCH
+        said = rf'all {last} steps are made, and step {last} is not saved: the newest checkpoint is of step \d+; only the last save is missing and is tried for 3\dm more'
+        wait_until(f'status to say: {said}', lambda: shutil.rmtree(uri, ignore_errors=True) or re.search(said, self.job('end')['saves']))
+        for verb in ('status', 'why'):
+            self.assertRegex(self.gtrain(verb, 'end').stdout, said)
+        self.gtrain('stop', 'end')
+        self.wait_for_state('end', 'CANCELLED')
+        unsaved = rf'step {last} is not saved: the newest checkpoint is of step \d+; the save is tried until the grace of the stop is over'
+        self.assertRegex(self.job('end')['saves'], unsaved)
+        self.assertRegex(self.gtrain('logs', 'end', '--rank', '0').stdout, unsaved)
+        self.assertFalse(os.path.exists(uri))
 
     def test_training_that_begins_anew_says_so(self):
         """P4: all processes are gone, and nothing was saved."""
