@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -565,6 +566,38 @@ class ElasticTest(unittest.TestCase):
             self.assertEqual(whole, list(step.samples))
             self.assertTrue(step.apply(lambda: self.assertEqual(list(g), [2, 2], "the mean over all parts")))
         return seen
+
+    def warnings_of(self, session, update, pull=1.0, size=4):
+        """What is warned of in two steps whose gradient is `pull`; `update` gets state and gradient."""
+        run = gtrain.Elastic(session, samples=20, global_batch=10)
+        w = run.state("w", np.zeros(size, dtype=np.float32))
+        g = run.gradient(np.zeros(2, dtype=np.float32))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for step in run:
+                g[:] = pull
+                step.apply(1.0, lambda: update(w, g))
+        return [(os.path.basename(one.filename), str(one.message)) for one in said]
+
+    def test_an_update_that_binds_the_name_anew_is_said_once(self):
+        def binds_anew(w, g):
+            w = w - g[0]
+
+        def writes(w, g):
+            w -= g[0]
+
+        def writes_the_last(w, g):
+            w[-1] = g[0]
+
+        with gtrain.Session(stay=True) as session:
+            ((where, said),) = self.warnings_of(session, binds_anew)
+            self.assertEqual(where, "gtrain_test.py")
+            self.assertRegex(said, r"changed none of the registered state.*\(w = w - \.\.\.\).*w -= ")
+            self.assertEqual(len(self.warnings_of(session, binds_anew, size=1 << 20)), 1)
+            self.assertEqual(self.warnings_of(session, binds_anew, pull=0.0), [], "nothing was to be changed")
+            for size in (4, 1 << 20):
+                for update in (writes, writes_the_last):
+                    self.assertEqual(self.warnings_of(session, update, size=size), [])
 
     def test_a_step_has_one_part(self):
         with gtrain.Session(stay=True) as session:

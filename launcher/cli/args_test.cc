@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
 
+#include "base/path.h"
+#include "base/test_folder.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/target.h"
 #include "launcher/cli/verbs.h"
@@ -74,6 +77,22 @@ TEST(RanksFlags, SpreadsThemOverNodes) {
   EXPECT_EQ(spread.ranks_per_node, 2);
   for (const int64_t ranks : {2, 6})
     EXPECT_TRUE(absl::IsInvalidArgument(RanksFlags(ranks, 4).status())) << ranks;
+}
+
+TEST(RanksFlags, OverARangeOfTheJobFileSayThatTheyEndIt) {
+  const auto note = [](const std::string& ranks, std::vector<std::string> flags) {
+    const std::string path = JoinPath(TestFolder(), "job.yaml");
+    std::ofstream(path) << "run: sleep 1\nranks: " << ranks << "\n";
+    flags.push_back(path);
+    return ReadJob(*ParseArgs(flags, JobFlags()))->note;
+  };
+  EXPECT_EQ(note("{min: 1, max: 8}", {"-n", "3"}),
+            "-n 3 takes the place of `ranks: {min: 1, max: 8}` of the job file: this job never has another "
+            "number. To keep the range launch it without -n, then: gtrain scale -n 3 JOB");
+  EXPECT_EQ(note("{min: 1, max: 8}", {}), "");
+  EXPECT_EQ(note("{min: 1, max: 8}", {"--set", "ranks=3"}), "") << "which names the key";
+  EXPECT_EQ(note("3", {"-n", "3"}), "");
+  EXPECT_EQ(ReadJob(*ParseArgs({"-n", "3", "--", "true"}, JobFlags()))->note, "");
 }
 
 // A head dropped a message with such a word in it, and its client waited 20 s for nothing.

@@ -70,6 +70,7 @@ absl::StatusOr<int> Launch(const Args& args) {
   EndOnCtrlC(1, "interrupted; no job was submitted");
   GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
   GT_RETURN_IF_ERROR(CheckInput(args, input.spec));
+  if (!input.note.empty()) Complain(SafeText(input.note));
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(args, input.spec));
   if (args.Has("detach")) {
     const std::string said = args.Has("json") ? submitted.json : SafeText(submitted.job);

@@ -173,11 +173,7 @@ std::string Details(const JobDoc& job, absl::Time now) {
   if (!job.labels.empty())
     absl::StrAppend(&out, "   labels: ", SafeText(absl::StrJoin(job.labels, ", ")), "\n");
   for (const std::string& note : job.notes) absl::StrAppend(&out, "   ", SafeText(note), "\n");
-  if (job.first_fault) {
-    absl::StrAppend(&out, "   first fault: ", SafeText(job.first_fault->message), "\n");
-    for (const std::string& line : LastLines(job.first_fault->tail))
-      absl::StrAppend(&out, "      ", SafeText(line), "\n");
-  }
+  for (const std::string& line : FaultLines(job)) absl::StrAppend(&out, "   ", SafeText(line), "\n");
   if (!job.run_dir.empty()) absl::StrAppend(&out, "   logs: ", SafeText(job.run_dir), "/logs\n");
   return out;
 }

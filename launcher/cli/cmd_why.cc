@@ -23,12 +23,11 @@ std::string TimeOf(const json& event) {
   return PrintClock(time, RealClock().WallNow()) + "  ";
 }
 
-std::string FirstFaultText(const json& why) {
-  const auto fault = why.find("first_fault");
-  if (fault == why.end() || !fault->is_object()) return "";
-  std::string out = absl::StrCat("first fault: ", SafeTextOf(*fault, "message"), "\n");
-  for (const std::string& line : LastLines(TextOf(*fault, "tail")))
-    absl::StrAppend(&out, "  ", SafeText(line), "\n");
+std::string FaultsText(const std::string& why) {
+  const absl::StatusOr<JobDoc> job = ParseJobDoc(why);  // it has what is known of faults
+  std::string out;
+  if (!job.ok()) return out;
+  for (const std::string& line : FaultLines(*job)) absl::StrAppend(&out, SafeText(line), "\n");
   return out;
 }
 
@@ -47,7 +46,8 @@ std::string ExplainBlocker(const json& blocker) {
   return out;
 }
 
-std::string ExplainJob(const json& why) {
+std::string ExplainJob(const std::string& text) {
+  const json why = json::parse(text, nullptr, false);
   std::string out = absl::StrCat(SafeTextOf(why, "id"), " is ", SafeTextOf(why, "state"), ": ",
                                  SafeTextOf(why, "reason"), "\n");
   if (const std::string placement = SafeTextOf(why, "placement"); !placement.empty()) {
@@ -69,7 +69,7 @@ std::string ExplainJob(const json& why) {
     out += "blocked by:\n";
     for (const json& blocker : *blockers) absl::StrAppend(&out, "  ", ExplainBlocker(blocker), "\n");
   }
-  out += FirstFaultText(why);
+  out += FaultsText(text);
   if (const auto events = why.find("events"); events != why.end() && events->is_array()) {
     out += "what happened:\n";
     // The last checkpoint of several in a row is enough: people read this for the decisions.
@@ -86,7 +86,7 @@ std::string ExplainJob(const json& why) {
 
 absl::Status Why(const Args& args) {
   GT_ASSIGN_OR_RETURN(const std::string why, WhyWithEvents(args, args.words.empty() ? "" : args.words[0]));
-  Print(args.Has("json") ? why + "\n" : ExplainJob(json::parse(why, nullptr, false)));
+  Print(args.Has("json") ? why + "\n" : ExplainJob(why));
   return absl::OkStatus();
 }
 

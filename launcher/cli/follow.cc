@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -580,9 +581,12 @@ class Follower {
     screen_.Say(absl::StrCat(job_.id, " ", job_.state, job_.reason.empty() ? "" : ": ", job_.reason, logs),
                 tone);
     if (job_.state == "FAILED") {
-      if (job_.first_fault) {
-        screen_.Say(absl::StrCat("first fault: ", job_.first_fault->message), tone);
-        for (const std::string& line : LastLines(job_.first_fault->tail)) screen_.Say("  " + line);
+      for (const std::string& line : FaultLines(job_)) {
+        if (absl::StartsWith(line, " ")) {
+          screen_.Say(line);
+        } else {
+          screen_.Say(line, tone);
+        }
       }
       if (!job_.run_dir.empty()) screen_.Say(ReportLine());
     }

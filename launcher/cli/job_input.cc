@@ -91,6 +91,21 @@ std::string EnvAdvice(const spec::SpecError& error) {
   return absl::StrCat(", or: --env ", error.source.substr(kSet.size()), "=VALUE");
 }
 
+// People mean a start with so many ranks; what they get is a job that never has another number.
+std::string RangeNote(const Args& args, const std::string& text, const std::string& name,
+                      spec::ParseOptions options) {
+  if (!args.Has("ranks")) return "";
+  std::erase_if(options.overlays,
+                [](const spec::Overlay& over) { return over.kind == spec::Overlay::Kind::kRanks; });
+  const spec::ParseResult file = spec::ParseJob(text, name, options);
+  if (!file.ok() || !file.spec.ranks || file.spec.ranks->min == file.spec.ranks->max) return "";
+  const std::string ranks = args.Get("ranks");
+  return absl::StrCat("-n ", ranks, " takes the place of `ranks: {min: ", file.spec.ranks->min,
+                      ", max: ", file.spec.ranks->max,
+                      "}` of the job file: this job never has another number. To ",
+                      "keep the range launch it without -n, then: gtrain scale -n ", ranks, " JOB");
+}
+
 }  // namespace
 
 std::vector<Flag> JobFlags() {
@@ -187,6 +202,7 @@ absl::StatusOr<JobInput> ReadJob(const Args& args) {
         result.errors.size(), result.errors.size() == 1 ? " error" : " errors", "; nothing was started"));
   }
   input.spec = std::move(result.spec);
+  input.note = RangeNote(args, text, input.shown_name, std::move(options));
   return input;
 }
 

@@ -21,6 +21,7 @@ absl::StatusOr<std::vector<std::string>> RanksFlags(int64_t ranks, std::optional
 struct JobInput {
   spec::JobSpec spec;
   std::string shown_name;  // the file, or "command line"
+  std::string note;        // what a launch says of flags over the file; empty: nothing
 };
 
 // Reads and checks. Errors of the job are printed to stderr, one a line ("file:line:column: message"),

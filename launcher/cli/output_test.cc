@@ -435,6 +435,28 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   for (const std::string& line : block) EXPECT_LE(line.size(), 40u);
 }
 
+TEST(StatusDoc, TheFaultThatEndedAJobIsToldBesideTheFirst) {
+  const std::string first =
+      R"({"message": "rank 1 on h: killed by signal 9", "tail": "", "generation": 1, "rank": 1})";
+  const std::string last =
+      R"({"message": "rank 0 on h: exit code 1", "tail": "a\n\nSyntaxError: no", "generation": 3, "rank": 0})";
+  const auto lines = [](const std::string& faults) {
+    return FaultLines(ParseJobDoc(absl::StrCat(R"({"id": "a-1", )", faults, "}")).value());
+  };
+  EXPECT_THAT(lines(absl::StrCat(R"("first_fault": )", first, R"(, "last_fault": )", last)),
+              ElementsAre("first fault: rank 1 on h: killed by signal 9",
+                          "last fault: rank 0 on h: exit code 1", "  a", "  SyntaxError: no",
+                          "  all that it wrote: gtrain logs a-1 --generation 3 --rank 0"));
+  EXPECT_THAT(lines(absl::StrCat(R"("first_fault": )", first, R"(, "last_fault": )", first)),
+              ElementsAre("first fault: rank 1 on h: killed by signal 9"))
+      << "which is the same";
+  EXPECT_THAT(lines(absl::StrCat(R"("first_fault": null, "size_fault": )", last)),
+              ElementsAre("why it does not grow: rank 0 on h: exit code 1", "  a", "  SyntaxError: no",
+                          "  all that it wrote: gtrain logs a-1 --generation 3 --rank 0"));
+  EXPECT_THAT(lines(R"("first_fault": null, "last_fault": {"message": "node b is lost", "rank": null})"),
+              ElementsAre("last fault: node b is lost"));
+}
+
 StatusDoc Jobs(const std::vector<std::pair<std::string, std::string>>& names_and_states) {
   StatusDoc doc;
   for (const auto& [name, state] : names_and_states) {

@@ -93,6 +93,13 @@ std::vector<std::string> ReadNotes(const json& job) {
   return notes;
 }
 
+std::optional<FaultDoc> ReadFault(const json& j, const char* key) {
+  const auto fault = j.find(key);
+  if (fault == j.end() || !fault->is_object()) return std::nullopt;
+  return FaultDoc{TextOf(*fault, "message"), TextOf(*fault, "tail"),
+                  Number<uint64_t>(*fault, "generation").value_or(0), Number<int>(*fault, "rank")};
+}
+
 JobDoc ReadJob(const json& j) {
   JobDoc job{.id = TextOf(j, "id")};
   job.name = TextOf(j, "name");
@@ -123,9 +130,10 @@ JobDoc ReadJob(const json& j) {
   job.stuck = TextOf(j, "stuck");
   job.restore = TextOf(j, "restore");
   job.notes = ReadNotes(j);
-  if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
-    job.first_fault = FaultDoc{TextOf(*f, "message"), TextOf(*f, "tail")};
-  }
+  job.first_fault = ReadFault(j, "first_fault");
+  job.last_fault = ReadFault(j, "last_fault");
+  if (job.last_fault == job.first_fault) job.last_fault.reset();
+  job.size_fault = ReadFault(j, "size_fault");
   for (const json& r : List(j, "ranks")) {
     job.ranks.push_back({Number<int>(r, "rank").value_or(0), TextOf(r, "hostname"), TextOf(r, "state"),
                          Number<int64_t>(r, "pid").value_or(0), Number<int64_t>(r, "step")});
@@ -260,11 +268,23 @@ std::string PrintProgress(const JobDoc& job) {
   return absl::StrJoin(parts, ", ");
 }
 
-std::vector<std::string> LastLines(const std::string& tail) {
+std::vector<std::string> FaultLines(const JobDoc& job) {
   constexpr size_t kLines = 10;
-  std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipEmpty());
-  if (lines.size() > kLines) lines.erase(lines.begin(), lines.end() - kLines);
-  return lines;
+  std::vector<std::string> out;
+  for (const auto& [label, fault] : {std::pair("first fault", &job.first_fault),
+                                     {"last fault", &job.last_fault},
+                                     {"why it does not grow", &job.size_fault}}) {
+    if (!fault->has_value()) continue;
+    const FaultDoc& one = **fault;
+    out.push_back(absl::StrCat(label, ": ", one.message));
+    std::vector<std::string> lines = absl::StrSplit(one.tail, '\n', absl::SkipEmpty());
+    if (lines.size() > kLines) lines.erase(lines.begin(), lines.end() - kLines);
+    for (const std::string& line : lines) out.push_back("  " + line);
+    if (fault == &job.first_fault || !one.rank || one.generation == 0) continue;
+    out.push_back(absl::StrCat("  all that it wrote: gtrain logs ", job.id, " --generation ", one.generation,
+                               " --rank ", *one.rank));
+  }
+  return out;
 }
 
 }  // namespace gtrain::cli

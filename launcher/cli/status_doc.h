@@ -23,9 +23,10 @@ struct RankDoc {
 struct FaultDoc {
   std::string message;
   std::string tail;  // what the rank wrote last
+  uint64_t generation = 0;
+  std::optional<int> rank;  // none: a node
+  bool operator==(const FaultDoc&) const = default;
 };
-// The lines of a tail that are shown beside the fault: the last ten that are not empty.
-std::vector<std::string> LastLines(const std::string& tail);
 
 // Whether a job in this state, as documents name it, has ended for good.
 inline bool IsOver(absl::string_view state) {
@@ -53,6 +54,8 @@ struct JobDoc {
   std::string restore;  // what this generation's state was restored from, or that it is nothing
   std::string stuck;    // that it seems to stand still, and who holds it up; empty: it does not
   std::optional<FaultDoc> first_fault;
+  std::optional<FaultDoc> last_fault;  // where it is another one
+  std::optional<FaultDoc> size_fault;  // for which the job does not grow by itself; `why` alone has it
   std::vector<std::string>
       notes;  // how often is saved and why, nodes that are slow or avoided: a sentence each
   std::string run_dir;
@@ -63,6 +66,10 @@ struct JobDoc {
 
   bool Final() const { return IsOver(state); }
 };
+
+// For people: each fault, the last lines of what its rank wrote (ten that are not empty), and of all but the
+// first where the rest is. Not cleaned for a terminal.
+std::vector<std::string> FaultLines(const JobDoc& job);
 
 struct StatusDoc {
   std::string cluster;  // its id

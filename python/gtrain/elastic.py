@@ -4,6 +4,7 @@ import collections
 import ctypes
 import math
 import operator
+import warnings
 from ctypes import byref, c_double, c_int, c_int64, c_void_p
 
 from . import _library
@@ -45,6 +46,7 @@ class Elastic:
         self._handle = c_void_p()
         self._share = None  # of each batch, and how many there are; known from the first step on
         self._buffers = []  # keeps what is registered
+        self._states, self._sums = [], []  # of those, until the first update has been looked at
         self._gradients = 0
         options = _library.SamplesOptions(size=ctypes.sizeof(_library.SamplesOptions), name=str(name).encode(),
                                           in_order=int(not shuffle), drop_last=int(bool(drop_last)))
@@ -77,6 +79,7 @@ class Elastic:
         _library.call("gtrain_elastic_add_state_of_shape", self._handle, str(name).encode(), buffer.address,
                       (c_int64 * len(shape))(*shape), len(shape), buffer.dtype)
         self._buffers.append(buffer)
+        self._states.append(buffer)
         return data
 
     def part(self, shape, split=(), only=None):
@@ -96,6 +99,7 @@ class Elastic:
         _library.call("gtrain_elastic_add_sharded", self._handle, str(name).encode(), buffer.address, buffer.count,
                       buffer.dtype, (c_int64 * len(shape))(*shape), len(shape), byref(Mesh().sharding(split, only)))
         self._buffers.append(buffer)
+        self._states.append(buffer)
         return data
 
     def gradient(self, data):
@@ -105,6 +109,7 @@ class Elastic:
         _library.call("gtrain_elastic_add_gradient_of_shape", self._handle, buffer.address, (c_int64 * len(shape))(*shape),
                       len(shape))
         self._buffers.append(buffer)
+        self._sums.append(buffer)
         self._gradients += 1
         return data
 
@@ -166,6 +171,20 @@ class Elastic:
         _library.call("gtrain_elastic_residual", self._handle, byref(norm), byref(lost))
         return Residual(norm.value, lost.value)
 
+    def _update(self, update):
+        """Calls it. Behind the first one rank 0 warns where no state has changed although a gradient was not all zeros."""
+        states, sums, self._states, self._sums = self._states, self._sums, [], []
+        if not states or self._session.rank != 0:
+            return update()
+        pull = any(_look(gradient).translate(None, b"\0\x80") for gradient in sums)  # -0.0 is zero, too
+        before = [_look(state) for state in states] if pull else []
+        update()
+        if pull and all(_look(state) == was for state, was in zip(states, before)):
+            warnings.warn("the first update has changed none of the registered state, and its gradients are not all zeros. Where it "
+                          "binds the name anew (w = w - ...) write to the array (w -= ..., w[...] = ..., out=w), else nothing is "
+                          "trained and nothing saved; with a learning rate of 0 in this step all is well", RuntimeWarning,
+                          stacklevel=3)
+
     def _await_loss(self):
         """While Unavailable is handled: raises it where it was no rank's loss."""
         lost = c_int()
@@ -187,6 +206,14 @@ class Elastic:
                 self.stopped, self._ended = bool(place.stopped), True
                 return
             yield Step(self, place)
+
+
+def _look(buffer):
+    """Its bytes; of more than 1 MiB as many, from 16 places all over it."""
+    if buffer.bytes <= 1 << 20:
+        return ctypes.string_at(buffer.address, buffer.bytes) if buffer.bytes else b""
+    block = 1 << 16
+    return b"".join(ctypes.string_at(buffer.address + (buffer.bytes - block) * i // 15, block) for i in range(16))
 
 
 class Step:
@@ -227,7 +254,7 @@ class Step:
         _library.call("gtrain_elastic_reduce", self._run._handle, float(loss), byref(all_hold))
         if not all_hold.value:
             return False
-        update()
+        self._run._update(update)
         _library.call("gtrain_elastic_applied", self._run._handle)
         return True
 

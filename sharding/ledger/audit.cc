@@ -16,8 +16,9 @@ constexpr char kNothingBefore[] =
     "nothing says what was trained before that. If it goes on from an earlier job's checkpoint, audit that "
     "job, "
     "too";
-// The first of these is what older versions said: also of state that is in no checkpoint, but in memory.
-constexpr char kSavedBefore[] = ", saved with checkpoints", kSaved[] = ", saved with the state";
+// State may be in memory alone, so nothing is said of saving. Older versions did say that.
+constexpr char kSaved[] = ", part of the state";
+constexpr char kSavedBefore[] = ", saved with the state", kSavedFirst[] = ", saved with checkpoints";
 constexpr char kNotSaved[] = ", not saved";
 
 // Takes words and numbers from the front of a text.
@@ -182,7 +183,8 @@ absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text) {
   drop_last = reader.Either(", no short batch", ", short last batch");
   reader.Take(", ", &record.ranks);
   reader.Word(record.ranks == 1 ? " rank" : " ranks");
-  record.saved = reader.Consumes(kSavedBefore) || reader.Either(kSaved, kNotSaved);
+  record.saved =
+      reader.Consumes(kSavedFirst) || reader.Consumes(kSavedBefore) || reader.Either(kSaved, kNotSaved);
   if (!reader.whole() || record.ranks < 1)
     return absl::InvalidArgumentError(absl::StrCat("not a record of samples: ", text.substr(0, 200)));
   GT_RETURN_IF_ERROR(CheckSampleName(record.name));

@@ -29,7 +29,7 @@ inline constexpr size_t kSampleNameBytesMax = 64;
 absl::Status CheckSampleName(absl::string_view name);
 
 // "train: step 200, epoch 1 of 3, sample 12800 of 60000, batches of 64, seed 1, shuffled, short last batch, 4
-// ranks, saved with the state". Epochs count from 0 there, too. At most 330 bytes.
+// ranks, part of the state". Epochs count from 0 there, too. At most 330 bytes.
 std::string PrintSampleRecord(const SampleRecord& record);
 // InvalidArgument: it is not what PrintSampleRecord writes.
 absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text);

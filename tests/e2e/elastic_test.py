@@ -545,7 +545,8 @@ class ElasticRunTest(harness.GtrainTest):
         at = self.step()
         wait_until(f'20 steps after {at}', lambda: self.step() >= at + 20)
         self.assertEqual(sorted(pid for pid in self.living()), sorted(before[1:]), 'the others kept their processes')
-        self.assertRegex(self.gtrain('why', 'edited').stdout, 'it goes back to 2 ranks: rank . on .*exit code 1')
+        self.assertRegex(self.gtrain('why', 'edited').stdout,
+                         r'why it does not grow: it goes back to 2 ranks: rank . on .*exit code 1\n(  .*\n)+  all that it wrote: gtrain logs edited-1 ')
         self.gtrain('stop', 'edited', '--now')
 
     def test_the_job_file_says_how_large_a_batch_is(self):

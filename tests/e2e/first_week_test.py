@@ -183,6 +183,20 @@ class FailedTest(PlainShellTest):
             self.assertRegex(self.gtrain(verb, 'bad').stdout, r'first fault: .*exit code 3\n +KeyError: the word')
         self.end_local_cluster()
 
+    def test_what_ended_the_job_is_told_beside_its_first_fault(self):
+        """P1: first a kill, then an error of the program, which was edited while it ran."""
+        first = os.path.join(self.dir, 'first')
+        job = self.job_file('edited', f'name: edited\nscript: |\n  [ -e {first} ] || {{ touch {first}; kill -9 $$; }}\n'
+                                      '  echo "SyntaxError: invalid syntax" >&2\n  exit 3\nranks: 1\nrestart: {before_first_step: 3}\n')
+        told = (r'first fault: rank 0 on .*signal 9 .*\n(?s:.*)last fault: rank 0 on .*exit code 3\n(?:gtrain: )? +SyntaxError: invalid syntax\n'
+                r'(?:gtrain: )? +all that it wrote: (gtrain logs edited-1 --generation ([0-9]+) --rank 0)\n')
+        self.assertRegex(self.gtrain('launch', job, expect=1).stderr, told)
+        for verb in ('status', 'why'):
+            self.assertRegex(self.gtrain(verb, 'edited').stdout, told)
+        advice = re.search(told, self.gtrain('why', 'edited').stdout).group(1)
+        self.assertIn('SyntaxError: invalid syntax', self.gtrain(*advice.split()[1:]).stdout)
+        self.end_local_cluster()
+
     def test_logs_of_a_generation_that_wrote_nothing(self):
         first = os.path.join(self.dir, 'first')
         self.gtrain('launch', '-d', '--name', 'twice', '-n', '1', '--', 'sh', '-c',

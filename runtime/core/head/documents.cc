@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/json_text.h"
 #include "nlohmann/json.hpp"
@@ -323,7 +324,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   now.checkpoint = job.checkpoint;
   if (const FaultRecord* first = FirstFault(record.faults)) {
     now.first_fault = Told(*first, whole);
-    now.last_fault = Told(*std::find_if(record.faults.rbegin(), record.faults.rend(), IsFault), whole);
+    now.last_fault = Told(*LastFault(record.faults), whole);
   }
   now.blocked_by = job.blocked_by;
   for (const AvoidedNode& avoided : record.avoided)
@@ -506,7 +507,8 @@ struct WhyDocument : Document {
   JobState state = JobState::kQueued;
   std::string reason, placement;
   std::vector<Blocker> blocked_by;
-  std::optional<FaultRecord> first_fault;
+  std::optional<FaultRecord> first_fault, last_fault;
+  std::optional<FaultRecord> size_fault;  // for which it does not grow by itself
   Notes notes;
   Events events;
 
@@ -519,6 +521,8 @@ struct WhyDocument : Document {
                      {"placement", placement},
                      {"blocked_by", BlockerDocuments(blocked_by)},
                      {"first_fault", first_fault ? FaultDocument(*first_fault) : json(nullptr)},
+                     {"last_fault", last_fault ? FaultDocument(*last_fault) : json(nullptr)},
+                     {"size_fault", size_fault ? FaultDocument(*size_fault) : json(nullptr)},
                      {"events", std::move(documents)}};
     AddNotes(notes, document);
     return OneLine(document);
@@ -693,7 +697,17 @@ std::shared_ptr<const Document> WhyOf(const Job& job, Instant now) {
   why->reason = job.record.reason;
   why->placement = PlacesNow(job);
   why->blocked_by = job.blocked_by;
-  if (const FaultRecord* first = FirstFault(job.record.faults)) why->first_fault = *first;
+  const std::vector<FaultRecord>& faults = job.record.faults;
+  if (const FaultRecord* first = FirstFault(faults)) {
+    why->first_fault = *first;
+    why->last_fault = *LastFault(faults);
+  }
+  if (job.Live() && job.sizing.failed) {
+    const auto back = std::find_if(faults.rbegin(), faults.rend(), [](const FaultRecord& fault) {
+      return absl::StartsWith(fault.message, kGoesBack);
+    });
+    if (back != faults.rend()) why->size_fault = *back;
+  }
   why->notes = NotesOf(job, now);
   why->events.assign(job.events.begin(), job.events.end());
   return why;

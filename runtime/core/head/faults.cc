@@ -316,8 +316,9 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   } else if (verdict.delay > absl::ZeroDuration()) {
     GT_PROBE("head.backoff");
     job.not_before = now + verdict.delay;
+    constexpr absl::Duration kShown = absl::Milliseconds(100);  // less of it would be "again in 0"
     again = absl::StrCat(", again in ",
-                         absl::FormatDuration(absl::Trunc(verdict.delay, absl::Milliseconds(100))));
+                         absl::FormatDuration(std::max(kShown, absl::Trunc(verdict.delay, kShown))));
   }
   life_.Move(job, JobState::kReconfiguring, absl::StrCat(fault.message, "; ", verdict.reason, again));
 }

@@ -174,6 +174,38 @@ TEST_F(HeadFaultsTest, TheErrorOfAnotherRankIsTheCauseOfAnExit75) {
   EXPECT_THAT(Status(job).at("first_fault").dump(), HasSubstr("ValueError"));
 }
 
+TEST_F(HeadFaultsTest, WhyTellsTheFaultThatEndedTheJobBesideTheFirst) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  Kill("1", job, 1, 0);
+  FromNode("1", GenerationGone{job, {1}});
+  const auto why = [&] { return nlohmann::json::parse(FromClient(ClientWhy{job}).json); };
+  EXPECT_EQ(why().at("last_fault"), why().at("first_fault"));
+  for (ended_ = 1; State(job) != "FAILED"; ++ended_) {
+    ASSERT_LT(ended_, 20u);
+    Again(job);
+    FromNode("1", RankExited{Exit(job, Newest(job), 0, 1, "SyntaxError: invalid syntax")});
+    FromNode("1", GenerationGone{job, {Newest(job)}});
+  }
+  EXPECT_THAT(why().at("first_fault").dump(), HasSubstr("signal 9"));
+  EXPECT_EQ(why().at("last_fault").at("tail"), "SyntaxError: invalid syntax");
+  EXPECT_EQ(why().at("last_fault").at("rank"), 0);
+}
+
+// The shortest pause is a tenth of a second less a quarter, which once was "again in 0".
+TEST_F(HeadFaultsTest, APauseIsSaidWithItsUnit) {
+  Hello("1", 40);
+  for (int i = 0; i < 20; ++i) {
+    const JobId job = Submit(absl::StrCat("train", i, " 1 1"));
+    StartRanks(job);
+    Commit(job, 5);
+    FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
+    FromNode("1", GenerationGone{job, {1}});
+    EXPECT_THAT(Reason(job), HasSubstr(", again in 100ms"));
+  }
+}
+
 // A rank that unwinds while the first one says 75 would be ended by us, and its error, or its exit code
 // against another run, would be lost.
 TEST_F(HeadFaultsTest, AnExit75WaitsForItsCause) {

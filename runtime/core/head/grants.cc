@@ -51,15 +51,15 @@ std::string BeginsAnewText(const Job& job, int stay) {
   const JobRecord& record = job.record;
   if (!job.spec.in_place || stay > 0 || job.checkpoint || !record.last_step) return "";
   GT_PROBE("head.begins_anew");
-  return absl::StrCat("generation ", record.generation.value, " begins anew from nothing: no ",
-                      job.going_on > 0 ? "rank" : "process", " of generation ", record.generation.value - 1,
-                      " goes on in it",
-                      job.going_on > 0 ? ", and who waited beside them has no state"
-                      : job.stays      ? ""
-                                       : ", since the program did not join to stay (docs/python.md)",
-                      ", and no checkpoint is committed. The last step was ", *record.last_step,
-                      ". A `checkpoint:` in the job file would keep it; what the program saves by itself "
-                      "gtrain does not see");
+  return absl::StrCat(
+      "generation ", record.generation.value, " begins anew from nothing: no ",
+      job.going_on > 0 ? "rank" : "process", " of generation ", record.generation.value - 1, " goes on in it",
+      job.going_on > 0 ? ", and who waited beside them has no state"
+      : job.stays      ? ""
+                       : ", since the program did not join to stay (docs/python.md)",
+      ", and no checkpoint is committed. The last step that was reported was ", *record.last_step,
+      ". A `checkpoint:` in the job file would keep it; what the program saves by itself "
+      "gtrain does not see");
 }
 
 // What ranks said of themselves holds until this generation says something else: it may take a while to find

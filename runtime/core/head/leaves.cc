@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/probe.h"
 #include "runtime/core/head/faults.h"
 #include "runtime/core/head/job_life.h"
@@ -25,6 +26,12 @@ namespace gtrain::core {
 namespace {
 
 constexpr absl::Duration kReserve = absl::Seconds(10);  // clocks, messages, the end of processes (P13)
+
+// A state's reason is read long after it was said, so it names a time and not what is left of it.
+std::string ClockText(absl::Time at, absl::Time now) {
+  const char* format = at - now < absl::Hours(20) ? "%H:%M:%S UTC" : "%Y-%m-%d %H:%M:%S UTC";
+  return absl::FormatTime(format, at, absl::UTCTimeZone());
+}
 
 }  // namespace
 
@@ -69,10 +76,10 @@ void Leaves::FindLeave(Job& job, Instant now) {
                        at,
                        std::max(now, end_at - job.spec.preempt.lead),
                        end_at};
-  life_.Move(job, job.record.state,
-             absl::StrCat("node ", job.leave->hostname, " is leaving (", job.leave->source,
-                          "): the ranks end within ", Rounded(job.leave->end_at - now),
-                          " and go on where there is room"));
+  life_.Move(
+      job, job.record.state,
+      absl::StrCat("node ", job.leave->hostname, " is leaving (", job.leave->source, "): the ranks end by ",
+                   ClockText(context_.Wall(end_at), context_.Wall(now)), " and go on where there is room"));
 }
 
 // A notice that comes after the ranks were told is another one to them, of which they have yet to hear. They

@@ -136,10 +136,10 @@ TEST_F(NewcomersTest, WhatBeginsFromNothingIsSaid) {
   FromNode("1", GenerationGone{job, {1}});
   Pass(absl::Seconds(3), {"1"});
   ASSERT_EQ(Newest().generation, Generation{2});
-  EXPECT_THAT(
-      Events(job, "warning"),
-      ElementsAre(::testing::AllOf(HasSubstr("begins anew from nothing"), HasSubstr("did not join to stay"),
-                                   HasSubstr("last step was 5"), HasSubstr("`checkpoint:`"))));
+  EXPECT_THAT(Events(job, "warning"),
+              ElementsAre(::testing::AllOf(
+                  HasSubstr("begins anew from nothing"), HasSubstr("did not join to stay"),
+                  HasSubstr("The last step that was reported was 5."), HasSubstr("`checkpoint:`"))));
 }
 
 TEST_F(NewcomersTest, WhoGoesOnDoesNotBeginAnew) {
@@ -161,7 +161,7 @@ TEST_F(NewcomersTest, ASpareAloneBeginsAnew) {
   EXPECT_THAT(Events(job, "warning"),
               ElementsAre(::testing::AllOf(HasSubstr("generation 3 begins anew from nothing: no rank of "
                                                      "generation 2 goes on in it, and who waited beside"),
-                                           HasSubstr("last step was 6"))));
+                                           HasSubstr("The last step that was reported was 6."))));
 }
 
 // It stood still when the generation was re-formed for another one, and its keeper has ended it.

@@ -9,6 +9,7 @@ namespace gtrain::core {
 namespace {
 
 using nlohmann::json;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -39,6 +40,9 @@ TEST_F(NoticeTest, NoticeIsDurableBeforeAnythingRestsOnIt) {
   EXPECT_EQ(told[0].second.left, absl::Seconds(120));
   EXPECT_THAT(Status(job).at("reason").get<std::string>(),
               HasSubstr("node host-1 is leaving (aws spot interruption"));
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(),
+              ContainsRegex("the ranks end by [0-9][0-9]:[0-9][0-9]:[0-9][0-9] UTC and go on"))
+      << "which stays true while time passes";
 }
 
 // It is over as the ranks say, but a program that only saves at SIGTERM and ends with 0 did not mean that.
@@ -59,6 +63,34 @@ TEST_F(NoticeTest, ThoseThatEndWellAfterTheyWereToldEndTheJobWithAWordOfIt) {
   StartRanks(other);
   FromNode(Sent<StartGeneration>().back().first, RankExited{Exit(other, 1, 0, 0)});
   EXPECT_EQ(Status(other).at("reason"), "its rank ended with exit code 0");
+}
+
+TEST_F(NoticeTest, ANoticeThatWasTakenBackIsNoWordOfTheEnd) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromNode("1", NoticeSeen{1, Spot(absl::Seconds(120))});
+  Pass(absl::Seconds(1), {"1"});
+  ASSERT_THAT(Sent<NoticeRanks>(), SizeIs(1));
+  FromNode("1", NoticeSeen{2, {}});
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  EXPECT_EQ(Status(job).at("reason"), "its rank ended with exit code 0");
+}
+
+// A program whose processes go on in place saves nothing at a notice and ends at none: its data was over.
+TEST_F(NoticeTest, AProgramThatGoesOnInPlaceEndsBecauseItIsDone) {
+  Hello("1");
+  const JobId job = Submit("train 1 1 in-place");
+  StartRanks(job);
+  RankStatus stays = Step(job, 1, 0, 5);
+  stays.state = RankState::kJoined;
+  stays.stays = true;
+  FromNode("1", RanksStarted{job, {1}, {stays}});
+  FromNode("1", NoticeSeen{1, Spot(absl::Seconds(120))});
+  Pass(absl::Seconds(90), {"1"});
+  ASSERT_THAT(Sent<NoticeRanks>(), SizeIs(1));
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  EXPECT_EQ(Status(job).at("reason"), "its rank ended with exit code 0");
 }
 
 TEST_F(NoticeTest, LeavingNodeGetsNothingNew) {

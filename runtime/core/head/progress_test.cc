@@ -40,7 +40,7 @@ TEST_F(HeadProgressTest, ALossThatIsNoNumberIsShownInsteadOfTheOneBefore) {
   EXPECT_EQ(Status(job).at("diverged"), true);
   Beat(Said(job, 0, 6, std::nullopt, true));
   ASSERT_THAT(Events(job, "warning"), SizeIs(1)) << "said once a generation";
-  EXPECT_THAT(Events(job, "warning")[0], HasSubstr("the loss of rank 0 is not a finite number, at step 5"));
+  EXPECT_THAT(Events(job, "warning")[0], HasSubstr("the loss of rank 0 is not a finite number, by step 5"));
   for (int rank = 0; rank < 2; ++rank) FromNode("1", RankExited{Exit(job, 1, rank, 0)});
   ASSERT_EQ(State(job), "SUCCEEDED");
   EXPECT_EQ(Status(job).at("diverged"), true) << "also of a job that is over";

@@ -92,12 +92,13 @@ void RankNews::OnRankStatus(const NodeId& node, const RankStatus& status, Instan
 }
 
 // Once a generation. A loss that is not a number stays in what status says; training goes on, for whether
-// that makes sense is the user's to say.
+// that makes sense is the user's to say. The head hears of it with a heartbeat, steps after the one that was
+// it.
 void RankNews::WarnOfDivergence(Job& job, const RankStatus& status) {
   if (!status.diverged || std::exchange(job.record.diverged, true)) return;
   context_.Emit(job, "warning",
                 absl::StrCat("the loss of rank ", status.rank, " is not a finite number",
-                             status.step ? absl::StrCat(", at step ", *status.step) : ""));
+                             status.step ? absl::StrCat(", by step ", *status.step) : ""));
   context_.Dirty(job);
 }
 
@@ -162,8 +163,9 @@ void RankNews::OnExited(const NodeId& node, const RankExit& exit, Instant now) {
   if (all && job->cause_at) return faults_.FailBy75(*job, now);
   RunningIfAllStarted(*job, now);
   if (all) {
-    // Many programs save at SIGTERM and end with 0, which says that the job is done.
-    const char* early = !job->MayActOnNotice(now)
+    // Many programs save at SIGTERM and end with 0, which says that the job is done. One that goes on in
+    // place has nothing to save, and its data was over.
+    const char* early = !job->told_at || job->ProcessesStay()
                             ? ""
                             : " after the notice that a machine leaves (a program that is to go on "
                               "elsewhere ends with 75 then)";

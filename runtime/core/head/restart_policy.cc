@@ -278,6 +278,11 @@ const FaultRecord* FirstFault(const std::vector<FaultRecord>& faults) {
   return it == faults.end() ? nullptr : &*it;
 }
 
+const FaultRecord* LastFault(const std::vector<FaultRecord>& faults) {
+  const auto it = std::find_if(faults.rbegin(), faults.rend(), IsFault);
+  return it == faults.rend() ? nullptr : &*it;
+}
+
 bool SavedMore(const std::vector<FaultRecord>& faults) {
   GT_CHECK(!faults.empty());
   std::optional<int64_t> before;

@@ -53,6 +53,7 @@ bool IsPlanned(const FaultRecord& fault);
 bool IsFault(const FaultRecord& fault);
 // Returns the fault that people call the first fault of a job; null: there was none.
 const FaultRecord* FirstFault(const std::vector<FaultRecord>& faults);
+const FaultRecord* LastFault(const std::vector<FaultRecord>& faults);
 
 // `faults` are oldest first, and the last one is the fault to judge. Faults before the newest one at which
 // the job had committed a higher step than at any before it are paid for: neither budgets nor the wait count
