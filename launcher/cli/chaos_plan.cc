@@ -82,8 +82,7 @@ absl::Status ReadTrace(const Args& args, ChaosPlan& plan) {
 }
 
 // What each deed does to the process $1 for $2 seconds; $3 is a folder, $4 rules of the firewall, $5 the time
-// in milliseconds, or how often a rank is held up. What lasts is left behind by the shell and ends by itself,
-// whatever becomes of the client.
+// in milliseconds. What lasts is left behind by the shell and ends by itself, whatever becomes of the client.
 std::string ActOf(Deed deed) {
   constexpr char kAside[] = " < /dev/null > /dev/null 2>&1 & }";
   switch (deed) {
@@ -93,8 +92,8 @@ std::string ActOf(Deed deed) {
       return absl::StrCat("kill -STOP -$1 && { (sleep $2; kill -CONT -$1)", kAside);
     case Deed::kSlow:
       return absl::StrCat(
-          "kill -0 -$1 && { (i=0; while [ $i -lt $5 ] && kill -STOP -$1; do sleep 0.05; kill -CONT -$1; "
-          "sleep 0.05; i=$((i + 1)); done)",
+          "kill -0 -$1 && { (end=$(($(date +%s%3N) + $5)); while [ $(date +%s%3N) -lt $end ] && "
+          "kill -STOP -$1; do sleep 0.05; kill -CONT -$1; sleep 0.05; done)",
           kAside);
     case Deed::kCut:
       // The rules let everything through until addresses are in their sets, which is after the reply has
@@ -198,18 +197,15 @@ std::vector<std::string> ChaosPlan::Command(int64_t pid) const {
       "it=GTRAIN_TOKEN=$GTRAIN_TOKEN; [ \"$GTRAIN_ELASTIC\" = in-place ] && it=GTRAIN_JOB=$GTRAIN_JOB; "
       "tr '\\0' '\\n' < /proc/$1/environ | grep -qxF \"$it\" || exit ",
       kProcessEnded, "; ");
-  const double seconds = absl::ToDoubleSeconds(lasts);
-  const int64_t count = deed == Deed::kCut ? absl::ToInt64Milliseconds(lasts)
-                                           : std::max<int64_t>(1, absl::ToInt64Milliseconds(lasts) / 100);
   return {"sh",
           "-c",
           check + ActOf(deed),
           "chaos",
           absl::StrCat(pid),
-          absl::StrFormat("%.3f", seconds),
+          absl::StrFormat("%.3f", absl::ToDoubleSeconds(lasts)),
           folder,
           deed == Deed::kCut ? kCutRules : "",
-          absl::StrCat(count)};
+          absl::StrCat(absl::ToInt64Milliseconds(lasts))};
 }
 
 std::vector<std::string> ChaosPlan::KillCommand(const std::vector<int64_t>& pids) {

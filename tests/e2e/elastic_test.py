@@ -531,7 +531,7 @@ class ElasticRunTest(harness.GtrainTest):
         program = os.path.join(self.dir, 'program.sh')
         with open(program, 'w') as out:
             out.write(f'batch={self.BATCH}\n[ -e {edited} ] && batch={2 * self.BATCH}\n'
-                      f'exec {LINEAR} {self.out} {self.SAMPLES * 5} $batch 20 2\n')
+                      f'exec {LINEAR} {self.out} 60000000 $batch 20 2\n')
         job = self.job_file('edited', f'name: edited\nrun: /bin/sh {program}\nranks: {{min: 2, max: 3}}\nelastic: {{mode: in-place}}\n'
                                       'resources: {cpus: 1, oversubscribe: true}\n')
         self.gtrain('launch', '-d', job)

@@ -70,6 +70,11 @@ int AbsentOf(const Job& job) {
 // Its ranks do, behind a step of this generation.
 bool StandsStill(const Job& job) { return job.ranks[0].status.pause == RankPause::kPaused; }
 
+// They can be asked to, and have made no step yet.
+bool AskedAtOnce(const Job& job) {
+  return !job.low_step && !job.pause_asked && job.ranks[0].status.pause == RankPause::kMay;
+}
+
 // How many ranks of spares it should have.
 int SparesOf(const Job& job) {
   if (!job.demand.count_nodes || job.Spares() == 0) return job.Spares();
@@ -305,7 +310,12 @@ void Newcomers::Consider(Job& job, Instant now) {
   // They stand still behind a step, so they may be asked before the first: else it would be behind the
   // second.
   const bool heard = model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now);
-  if (joins && heard && !job.low_step && job.join_at && *job.join_at <= now) (void)AwaitsPause(job, now);
+  if (joins && AskedAtOnce(job) && job.join_at && *job.join_at <= now) {
+    if (heard)
+      (void)AwaitsPause(job, now);
+    else
+      job.join_at = now + context_.config().heartbeat_interval;
+  }
   const std::optional<Instant> due = DueAt(job);
   if (!due || *due > now) return;
   if (!heard) {
@@ -347,6 +357,7 @@ std::optional<Instant> Newcomers::NextDeadline(const Job& job) const {
   std::optional<Instant> next;
   if (!MayReform(job)) return next;
   next = DueAt(job);
+  if (next && AskedAtOnce(job) && Joins(job, CountOf(job))) next = std::min(*next, *job.join_at);
   for (const WaitingRank& one : job.waiting) {
     if (one.over || IsReady(one)) continue;
     const Instant late = one.since + job.spec.progress.startup;

@@ -392,6 +392,37 @@ TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
   EXPECT_THAT(Processes(Newest().waiting), UnorderedElementsAre(ProcessId{{2}, 3}, ProcessId{}));
 }
 
+// Two come up, one of them late: the ranks are asked to stand still when the other has waited for it, and not
+// when they have made a step, which may take a minute.
+TEST_F(NewcomersTest, WhoIsReadyDoesNotWaitForTheFirstStepBesideOneThatIsLate) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  IsNow("1", job, 2, 3, RankState::kRunning);
+  Steps(job, 2, 8);
+  Kill("1", job, 2, 0);
+  FromNode("1", GenerationGone{job, {2}, true, "", {}, {{{2}, 3}}});
+  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  const GenerationGrant two = Newest();
+  ASSERT_EQ(two.world_size, 2);
+  ASSERT_THAT(two.waiting, SizeIs(2));
+  StartRanks(job);
+  RankStatus may{job, {3}, 0, 200, RankState::kJoined};
+  may.pause = RankPause::kMay;
+  FromNode(two.ranks[0].node.value, RanksStarted{job, {3}, {may}});
+  sent_.clear();
+  IsNow(two.waiting[0].node.value, job, 3, two.waiting[0].rank, RankState::kJoined);
+  EXPECT_THAT(Sent<PauseRanks>(), IsEmpty()) << "the other may come";
+  const Instant ready = clock_.Now();
+  bool is_due = false;
+  for (int i = 0; i < 24 && !is_due; ++i) {
+    Pass(absl::Milliseconds(500), {"1", "2"});
+    is_due = !Sent<PauseRanks>().empty();
+    if (is_due) break;
+    EXPECT_LE(*head_->NextDeadline() - ready, absl::Seconds(10)) << "else nobody looks";
+  }
+  EXPECT_TRUE(is_due);
+}
+
 // N5: they lose nothing, so they wait for no checkpoint, but for the room to last.
 TEST_F(NewcomersTest, WhoGoesOnGrowsWithoutACheckpoint) {
   Hello("1", 2);
