@@ -118,6 +118,7 @@ class CutOffTest(MachinesTest):
         wait_until('the machine to be back', lambda: self.nodes_in('alive') == 3, 120)
         wait_until('three again', lambda: self.job('cut')['world_size'] == 3, 120)
         self.client('stop', 'cut', '--now')
+        wait_until('all of it to end', lambda: not self.daemons('keeper'), 120)
 
 
 @unittest.skipIf(REASON, REASON)
