@@ -502,7 +502,7 @@ class ElasticRunTest(harness.GtrainTest):
         wait_until('what the others say', lambda: re.search('training cannot go on, and no rank was lost: .*ended with exit code 0',
                                                             ''.join(self.read(path) for path in glob.glob(logs))))
         self.wait_for_state('leaves', 'SUCCEEDED')
-        self.assertEqual(self.job('leaves')['restarts'], 1)
+        self.assertIn(self.job('leaves')['restarts'], (1, 2), 'the others end by themselves, on a busy machine one after the other')
 
     def test_nobody_waits_for_a_program_that_loads(self):
         """P1: who comes up beside the others has its place when it is ready to train, and not when it has joined."""
