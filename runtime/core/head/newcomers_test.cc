@@ -381,13 +381,7 @@ TEST_F(NewcomersTest, ALongStepIsNotInterruptedForWhoComes) {
 }
 
 TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
-  const JobId job = ThreeGoOn("train 2 4 in-place");
-  StartRanks(job);
-  IsNow("1", job, 2, 3, RankState::kRunning);
-  Steps(job, 2, 8);
-  Kill("1", job, 2, 0);
-  FromNode("1", GenerationGone{job, {2}, true, "", {}, {{{2}, 3}}});
-  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  const JobId job = TwoGoOn();
   EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 2}, ProcessId{{1}, 3}));
   EXPECT_THAT(Processes(Newest().waiting), UnorderedElementsAre(ProcessId{{2}, 3}, ProcessId{}));
 }
@@ -395,13 +389,7 @@ TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
 // Two come up, one of them late: the ranks are asked to stand still when the other has waited for it, and not
 // when they have made a step, which may take a minute.
 TEST_F(NewcomersTest, WhoIsReadyDoesNotWaitForTheFirstStepBesideOneThatIsLate) {
-  const JobId job = ThreeGoOn("train 2 4 in-place");
-  StartRanks(job);
-  IsNow("1", job, 2, 3, RankState::kRunning);
-  Steps(job, 2, 8);
-  Kill("1", job, 2, 0);
-  FromNode("1", GenerationGone{job, {2}, true, "", {}, {{{2}, 3}}});
-  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  const JobId job = TwoGoOn();
   const GenerationGrant two = Newest();
   ASSERT_EQ(two.world_size, 2);
   ASSERT_THAT(two.waiting, SizeIs(2));

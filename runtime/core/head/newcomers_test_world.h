@@ -77,6 +77,17 @@ class NewcomersTest : public HeadTestWorld {
     FromNode("2", GenerationGone{job, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
     return job;
   }
+  // Of those three another one is killed, while who was to join them comes up: two go on.
+  JobId TwoGoOn() {
+    const JobId job = ThreeGoOn("train 2 4 in-place");
+    StartRanks(job);
+    IsNow("1", job, 2, 3, RankState::kRunning);
+    Steps(job, 2, 8);
+    Kill("1", job, 2, 0);
+    FromNode("1", GenerationGone{job, {2}, true, "", {}, {{{2}, 3}}});
+    FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+    return job;
+  }
   std::vector<NodeId> GrantsNodes() const {
     std::vector<NodeId> nodes;
     for (const NodePlace& place : last_.nodes) nodes.push_back(place.node);

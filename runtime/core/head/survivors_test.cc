@@ -266,8 +266,7 @@ TEST_F(NewcomersTest, NobodyWhoGoesOnIsMovedToPackTheRanks_P1) {
   EXPECT_THAT(went_on, UnorderedElementsAre(two.kept[0], others.kept[0], others.kept[1]));
 }
 
-// A grant is as long as its job has ranks and nodes: a copy for each node would take 3.7 GB with 10,000
-// ranks.
+// A grant is as long as its job has ranks and nodes, and waits for the disk: not as a copy for each node.
 TEST_F(NewcomersTest, AGrantIsHeldOnceForAllItsNodes) {
   for (const char* node : {"1", "2", "3", "4"}) Hello(node, 2);
   sent_.clear();

@@ -75,7 +75,8 @@ enum class SendKind {
 };
 
 // A message that several effects share, and which nobody changes: a grant is as long as its job has ranks and
-// goes to each of their nodes, so copies of it would take nodes x ranks until it is stored.
+// goes to each of their nodes, so copies of it would take nodes x ranks until it is stored. The service packs
+// it for each of them as it leaves.
 class SharedMessage {
  public:
   template <typename T>
