@@ -67,12 +67,14 @@ int AbsentOf(const Job& job) {
   return absent < static_cast<int>(job.ranks.size()) ? absent : 0;
 }
 
-// Its ranks do, behind a step of this generation.
-bool StandsStill(const Job& job) { return job.ranks[0].status.pause == RankPause::kPaused; }
-
-// They can be asked to, and have made no step yet.
-bool AskedAtOnce(const Job& job) {
-  return !job.low_step && !job.pause_asked && job.ranks[0].status.pause == RankPause::kMay;
+// Members that go on and are still in the step that the generation before began: until the last has come
+// nobody computes in this one, and there is nothing to interrupt. They look once more before they join.
+bool AwaitsWhoGoesOn(const Job& job) {
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    const bool goes_on = job.record.grant->ranks[i].process.generation.value != 0;
+    if (goes_on && job.ranks[i].status.state != RankState::kJoined) return true;
+  }
+  return false;
 }
 
 // How many ranks of spares it should have.
@@ -112,8 +114,10 @@ absl::Duration FewSteps(const Job& job, absl::Duration least) {
 // Each generation makes a step: else those that go on would stand still for as long as others come.
 std::optional<Instant> DueAt(const Job& job) {
   std::optional<Instant> due = job.join_at;
-  if (due && !job.low_step && job.running_since && !StandsStill(job))
-    due = std::max(*due, *job.running_since + (AbsentOf(job) > 0 ? kStillBy : FewSteps(job, kStepBy)));
+  if (due && !job.low_step && job.running_since) {
+    const bool begun = AbsentOf(job) == 0 && !AwaitsWhoGoesOn(job);
+    due = std::max(*due, *job.running_since + (begun ? FewSteps(job, kStepBy) : kStillBy));
+  }
   if (due && job.pause_asked && job.ranks[0].status.pause == RankPause::kMay)
     due = std::max(*due, *job.pause_asked + FewSteps(job, kPauseBy));
   return due;
@@ -307,18 +311,9 @@ void Newcomers::Consider(Job& job, Instant now) {
   const Count count = CountOf(job);
   Plan(job, count, now);
   const bool joins = Joins(job, count);
-  // They stand still behind a step, so they may be asked before the first: else it would be behind the
-  // second.
-  const bool heard = model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now);
-  if (joins && AskedAtOnce(job) && job.join_at && *job.join_at <= now) {
-    if (heard)
-      (void)AwaitsPause(job, now);
-    else
-      job.join_at = now + context_.config().heartbeat_interval;
-  }
   const std::optional<Instant> due = DueAt(job);
   if (!due || *due > now) return;
-  if (!heard) {
+  if (!model_.AllAreHeard(job, context_.config().heartbeat_interval * 3, now)) {
     job.join_at = now + context_.config().heartbeat_interval;
   } else if (joins || HasRoom(job, count.open)) {
     if (AwaitsPause(job, now)) return;
@@ -357,7 +352,6 @@ std::optional<Instant> Newcomers::NextDeadline(const Job& job) const {
   std::optional<Instant> next;
   if (!MayReform(job)) return next;
   next = DueAt(job);
-  if (next && AskedAtOnce(job) && Joins(job, CountOf(job))) next = std::min(*next, *job.join_at);
   for (const WaitingRank& one : job.waiting) {
     if (one.over || IsReady(one)) continue;
     const Instant late = one.since + job.spec.progress.startup;

@@ -7,7 +7,9 @@
 // kTryAgain later, doubling. So are spares that are missing, once the program is known to stay and where
 // there is room: a program that does not stay is never re-formed for them. Nothing is re-formed before the
 // ranks made a step (they may report none: or a minute after they began, or three steps of which the time is
-// known from this generation or an earlier one, 10 minutes at most), nor while a node is silent.
+// known from this generation or an earlier one, 10 minutes at most), nor while a node is silent. Where a
+// member that goes on has not come yet, because it is in the step that the generation before began, nobody
+// computes and no step is waited for.
 //
 // Likewise where a member that was started has not joined yet and a spare is ready: it takes that place.
 //

@@ -258,33 +258,6 @@ TEST_F(PauseTest, AnErrorWhileAllStandStillIsSaidAndAnOrdinaryEndIsNot) {
   EXPECT_THAT(said[1], HasSubstr("begins anew from nothing")) << "nobody who had a state goes on";
 }
 
-// A lone rank of a long step would make two of them before another joins: the one that is under way, and the
-// one behind which it was asked to stand still.
-TEST_F(PauseTest, TheFirstStepOfAGenerationIsNotWaitedForBeforeTheyAreAsked) {
-  Say(RankPause::kPaused);
-  FromNode("1", GenerationGone{job_, {2}, true, "", {{{1}, 1}}});
-  FromNode("2", GenerationGone{job_, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
-  const GenerationGrant three = Newest();
-  ASSERT_EQ(three.world_size, 3);
-  ASSERT_THAT(three.waiting, SizeIs(1));
-  StartRanks(job_);
-  const std::string first = three.ranks[0].node.value;
-  const auto say = [&](RankPause pause) {
-    RankStatus status{job_, {3}, 0, 200, RankState::kJoined};
-    status.pause = pause;
-    FromNode(first, RanksStarted{job_, {3}, {status}});
-  };
-  say(RankPause::kMay);
-  sent_.clear();
-  IsNow(three.waiting[0].node.value, job_, 3, three.waiting[0].rank, RankState::kJoined);
-  ASSERT_THAT(Sent<PauseRanks>(), SizeIs(1));
-  EXPECT_EQ(Sent<PauseRanks>()[0].second.generation, Generation{3});
-  Pass(absl::Seconds(4), {"1", "2"});
-  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "it makes its step";
-  say(RankPause::kPaused);
-  EXPECT_THAT(Sent<Revoke>(), SizeIs(2)) << "also where the step has not been reported yet";
-}
-
 TEST_F(PauseTest, WhoStoodStillInVainIsAskedAgain) {
   Kill("1", job_, 2, 3);  // who was to come
   Say(RankPause::kPaused);
@@ -334,6 +307,7 @@ TEST_F(NewcomersTest, WithoutWhoDiedBeforeItsGrantTheOthersGoOn_P1) {
 TEST_F(NewcomersTest, WithoutStepsItJoinsAWhileLater) {
   const JobId job = ThreeGoOn("train 2 4 in-place");
   StartRanks(job);
+  AllJoin(job);
   sent_.clear();
   IsNow("1", job, 2, 3, RankState::kJoined);
   Pass(absl::Seconds(58), {"1", "2"});
@@ -347,6 +321,7 @@ TEST_F(NewcomersTest, WithoutStepsItJoinsAWhileLater) {
 TEST_F(NewcomersTest, ALongFirstStepIsNotInterrupted) {
   const JobId job = ThreeGoOn("train 2 4 in-place", absl::Seconds(70));
   StartRanks(job);
+  AllJoin(job);
   const std::vector<RankPlace> ranks = Newest().ranks;
   sent_.clear();
   IsNow("1", job, 2, 3, RankState::kJoined);
@@ -355,6 +330,24 @@ TEST_F(NewcomersTest, ALongFirstStepIsNotInterrupted) {
   for (const RankPlace& place : ranks)
     FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job, 2, place.rank, 10)}, {}});
   EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
+}
+
+// A lone rank of a long step would make two of them before another joins: the one that it was in when its
+// generation ended, and the first of the next one.
+TEST_F(NewcomersTest, NobodyWaitsForAStepThatCannotBegin) {
+  const JobId job = ThreeGoOn("train 2 4 in-place", absl::Seconds(70));
+  StartRanks(job);
+  const std::vector<RankPlace> ranks = Newest().ranks;
+  for (const RankPlace& place : ranks) {
+    if (place.rank != 1) IsNow(place.node.value, job, 2, place.rank, RankState::kJoined);
+  }
+  sent_.clear();
+  IsNow("1", job, 2, 3, RankState::kJoined);
+  Pass(absl::Seconds(4), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "rank 1 may be about to come";
+  Pass(absl::Seconds(2), {"1", "2"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2)) << "it is in a step of 70 s";
+  EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
 }
 
 // Nor is the step in which ranks are asked to stand still, where it is the first of its generation and of the
@@ -384,31 +377,6 @@ TEST_F(NewcomersTest, WhoHasNotComeUpWaitsOn) {
   const JobId job = TwoGoOn();
   EXPECT_THAT(Processes(Newest().ranks), UnorderedElementsAre(ProcessId{{1}, 2}, ProcessId{{1}, 3}));
   EXPECT_THAT(Processes(Newest().waiting), UnorderedElementsAre(ProcessId{{2}, 3}, ProcessId{}));
-}
-
-// Two come up, one of them late: the ranks are asked to stand still when the other has waited for it, and not
-// when they have made a step, which may take a minute.
-TEST_F(NewcomersTest, WhoIsReadyDoesNotWaitForTheFirstStepBesideOneThatIsLate) {
-  const JobId job = TwoGoOn();
-  const GenerationGrant two = Newest();
-  ASSERT_EQ(two.world_size, 2);
-  ASSERT_THAT(two.waiting, SizeIs(2));
-  StartRanks(job);
-  RankStatus may{job, {3}, 0, 200, RankState::kJoined};
-  may.pause = RankPause::kMay;
-  FromNode(two.ranks[0].node.value, RanksStarted{job, {3}, {may}});
-  sent_.clear();
-  IsNow(two.waiting[0].node.value, job, 3, two.waiting[0].rank, RankState::kJoined);
-  EXPECT_THAT(Sent<PauseRanks>(), IsEmpty()) << "the other may come";
-  const Instant ready = clock_.Now();
-  bool is_due = false;
-  for (int i = 0; i < 24 && !is_due; ++i) {
-    Pass(absl::Milliseconds(500), {"1", "2"});
-    is_due = !Sent<PauseRanks>().empty();
-    if (is_due) break;
-    EXPECT_LE(*head_->NextDeadline() - ready, absl::Seconds(10)) << "else nobody looks";
-  }
-  EXPECT_TRUE(is_due);
 }
 
 // N5: they lose nothing, so they wait for no checkpoint, but for the room to last.

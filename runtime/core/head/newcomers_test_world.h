@@ -55,6 +55,11 @@ class NewcomersTest : public HeadTestWorld {
     StayAndStep(job, 2, 6);
     return job;
   }
+  // Its members have come to the newest generation.
+  void AllJoin(const JobId& job) {
+    for (const RankPlace& place : Newest().ranks)
+      IsNow(place.node.value, job, Newest().generation.value, place.rank, RankState::kJoined);
+  }
   // Members of a generation report a step.
   void Steps(const JobId& job, uint64_t generation, int64_t step) {
     for (const RankPlace& place : Newest().ranks)
