@@ -114,6 +114,8 @@ GT_FIELDS(core::JobStatus) {
   GT_NUMBER(size_wanted, SizeWanted, 0, kRanksMax);
   GT_PLAIN(diverged, Diverged);
   GT_STRUCT(goodput, Goodput);
+  GT_ENUM(after_save, AfterSave, core::Ending::kFail);
+  GT_TEXT(after_save_reason, AfterSaveReason, kSentenceBytesMax);
 }
 // proto::JobRecord has the fields of both, with the same names.
 GT_FIELDS(core::JobRecord) {

@@ -124,6 +124,8 @@ struct JobRecord {
   sizeWanted @42 :Int32;
   diverged @43 :Bool;
   goodput @44 :Goodput;
+  afterSave @45 :Ending;
+  afterSaveReason @46 :Text;
 }
 
 struct JobSubmission {
@@ -169,6 +171,8 @@ struct JobStatus {
   sizeWanted @22 :Int32;
   diverged @23 :Bool;
   goodput @24 :Goodput;
+  afterSave @25 :Ending;
+  afterSaveReason @26 :Text;
 }
 
 struct JobStatusRecord {

@@ -273,7 +273,9 @@ core::JobRecord SampleJobRecord() {
                        .last_loss = 0.25,
                        .size_wanted = 3,
                        .diverged = true,
-                       .goodput = SampleGoodput()}};
+                       .goodput = SampleGoodput(),
+                       .after_save = core::Ending::kCancel,
+                       .after_save_reason = "stopped by a user"}};
   job.grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2};
   job.exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}};
   job.unreleased = {NodeId("n1")};

@@ -549,6 +549,26 @@ class ElasticRunTest(harness.GtrainTest):
                          r'why it does not grow: it goes back to 2 ranks: rank . on .*exit code 1\n(  .*\n)+  all that it wrote: gtrain logs edited-1 ')
         self.gtrain('stop', 'edited', '--now')
 
+    def test_who_is_left_saves_before_the_job_fails(self):
+        """P1: what comes up in the place of a lost rank fails, and the job needs it; what the others know is saved before they are ended."""
+        edited = os.path.join(self.out, 'edited')
+        program = os.path.join(self.dir, 'program.sh')
+        with open(program, 'w') as out:
+            out.write(f'[ -e {edited} ] && exit 7\nexec {LINEAR} {self.out} 60000000 {self.BATCH} 20 2\n')
+        job = self.job_file('fails', f'name: fails\nrun: /bin/sh {program}\nranks: 3\nelastic: {{mode: in-place}}\n'
+                                     f'resources: {{cpus: 1, oversubscribe: true}}\ncheckpoint: {{uri: {self.dir}/ckpt, every: 1h}}\n')
+        self.gtrain('launch', '-d', job)
+        wait_until('3 ranks that step', lambda: (lambda ranks: len(ranks) == 3 and all((rank['step'] or 0) > 20 for rank in ranks))(
+            (self.job('fails') or {}).get('ranks', [])))
+        open(edited, 'w').close()
+        os.kill(self.living()[0], signal.SIGKILL)
+        self.wait_for_state('fails', 'FAILED')
+        last = self.step()
+        self.assertIn('exit code 7', self.job('fails')['reason'])
+        self.assertEqual(self.job('fails')['exit_code'], 7)
+        self.assertRegex(self.gtrain('ckpt', 'ls', f'{self.dir}/ckpt').stdout, rf'\b{last}\b', 'all that was trained')
+        wait_until('nobody is left', lambda: not self.living())
+
     def test_the_job_file_says_how_large_a_batch_is(self):
         self.BATCH = 0
         self.launch('batch', mode='in-place, global_batch: 60')

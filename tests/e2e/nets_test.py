@@ -101,6 +101,27 @@ class FourMachinesTest(MachinesTest):
 class CutOffTest(MachinesTest):
     agent_count = 3
 
+    def test_too_few_save_and_wait_in_memory(self):
+        """N1, N7: a cable is pulled and there is no other machine; what only the two others know is in the storage soon, and they go on when it is back."""
+        self.client('launch', '-d', self.job_file('few', f'name: few\nrun: {LINEAR} {self.out} 1000000000 48 10\n'
+                                                         'nodes: 3\nranks_per_node: 1\nelastic: {mode: in-place}\n'
+                                                         f'resources: {{cpus: 1, oversubscribe: true}}\ncheckpoint: {{uri: {self.dir}/ckpt, every: 1h}}\n'))
+        wait_until('steps', lambda: (lambda ranks: len(ranks) == 3 and all((rank['step'] or 0) > 50 for rank in ranks))((self.job('few') or {}).get('ranks', [])))
+        before = {rank['pid'] for rank in self.job('few')['ranks'] if rank['hostname'] != 'node2'}
+        self.nets.unplug(2)
+        applied = lambda: max(lines[-1][1] for pid, lines in self.steps_of().items() if pid in before and lines)
+        known = applied()
+        seen = wait_until('to wait', lambda: (lambda job: job if job['state'] == 'WAITING' and job['last_checkpoint'] else None)(self.job('few')), 120)
+        self.assertIn('2 processes keep its state', seen['reason'])
+        self.assertGreaterEqual(seen['last_checkpoint']['step'], known, 'it was saved every hour')
+        at = applied()
+        self.nets.plug(2)
+        again = wait_until('all three', lambda: (lambda job: job if job['state'] == 'RUNNING' and job['world_size'] == 3 and (job['step'] or 0) > at else None)(
+            self.job('few')), 120)
+        self.assertLessEqual(before, {rank['pid'] for rank in again['ranks']}, 'the others kept their processes')
+        self.client('stop', 'few', '--now')
+        wait_until('all of it to end', lambda: not self.daemons('keeper'), 120)
+
     def test_the_verb_cuts_a_machine_off(self):
         """N1, N7: `gtrain chaos --cut`: no packet for a while, and by itself all of them again; for two seconds nobody is lost, for twenty the
         others go on without it."""

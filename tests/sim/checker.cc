@@ -264,13 +264,38 @@ void Checker::CheckGrant(const NodeId& node, const core::StartGeneration& start)
   truth.content = content;
   truth.grant = grant;
   truth.granted_at = truth.stepped_at = kernel_.now();
-  if (job.stop_acknowledged_at && g > *job.stop_acknowledged_at) {
+  const bool saves = record->after_save != core::Ending::kNone;
+  if (job.stop_acknowledged_at && g > *job.stop_acknowledged_at + (saves ? 1 : 0)) {
     kernel_.Fail("INV-3",
                  absl::StrCat(G(grant.job, g), " is granted after the stop of the job was acknowledged"));
   }
+  if (saves || IsTooFew(grant)) CheckTooFew(grant);
   if (record->generation.value != g) return;
   CheckBudgets(*record);
   CheckRoom(*record);
+}
+
+bool Checker::IsTooFew(const core::GenerationGrant& grant) const {
+  const spec::JobSpec* spec = SpecOf(grant.job);
+  if (spec == nullptr) return false;
+  if (!spec->nodes) return spec->ranks && grant.world_size < spec->ranks->min;
+  std::set<NodeId> nodes;
+  for (const core::RankPlace& place : grant.ranks) nodes.insert(place.node);
+  return std::ssize(nodes) < spec->nodes->min;
+}
+
+// INV-17: what has fewer ranks than its job asks for is there to save, so it starts nothing and is made once.
+void Checker::CheckTooFew(const core::GenerationGrant& grant) {
+  GT_PROBE("check.too_few_save");
+  const auto is_new = [](const core::RankPlace& place) { return place.process.generation.value == 0; };
+  const std::string what = absl::StrCat(G(grant.job, grant.generation.value), ", with ", grant.world_size,
+                                        " ranks, which are too few or are to end, ");
+  if (std::ranges::any_of(grant.ranks, is_new) || std::ranges::any_of(grant.waiting, is_new))
+    return kernel_.Fail("INV-17", what + "starts processes");
+  const auto before = generations_.find({grant.job, grant.generation.value - 1});
+  if (IsTooFew(grant) && before != generations_.end() && before->second.content != 0 &&
+      IsTooFew(before->second.grant))
+    kernel_.Fail("INV-17", what + "follows another one");
 }
 
 // INV-2: a process goes on only where it is, as one rank, of a job that lets it.
@@ -320,12 +345,16 @@ void Checker::CheckBudgets(const core::JobRecord& record) {
   }
   const bool spent =
       crashes > spec->restart.budget || ooms > spec->restart.oom || losses > core::kInfrastructureBudget;
-  const bool over = core::IsFinal(record.state);
-  const bool says_spent = record.state == core::JobState::kFailed &&
-                          record.reason.find("restart budget spent") != std::string::npos;
+  // Once it is decided that it fails its ranks may save, and what happens to them then counts no more.
+  const bool fails = record.after_save == core::Ending::kFail;
+  if (fails && core::IsFinal(record.state)) return;
+  const bool over = fails || core::IsFinal(record.state);
+  const std::string& why = fails ? record.after_save_reason : record.reason;
+  const bool says_spent = (fails || record.state == core::JobState::kFailed) &&
+                          why.find("restart budget spent") != std::string::npos;
   if (over ? spent || !says_spent : !spent) return;
-  kernel_.Fail("INV-5", absl::StrCat(record.id.value, over ? " has failed" : " runs again", " after ",
-                                     crashes, " crashes, ", ooms, " ooms, ", losses, " losses"));
+  kernel_.Fail("INV-5", absl::StrCat(record.id.value, over ? " fails" : " runs again", " after ", crashes,
+                                     " crashes, ", ooms, " ooms, ", losses, " losses"));
 }
 
 // INV-13, of a job that has always asked for as many ranks.
@@ -462,6 +491,12 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
                      truth.grant.world_size < spec->ranks->max;
   if (grows) {
     ++kernel_.counts["generation grows"];
+    return std::nullopt;
+  }
+  const bool ends = record != nullptr && record->after_save != core::Ending::kNone;
+  const bool have = absl::StartsWith(reason, "the ranks that are left have");
+  if (ends || (have && IsTooFew(truth.grant))) {
+    ++kernel_.counts["too few have saved"];
     return std::nullopt;
   }
   const bool beside = absl::StrContains(reason, " the ") && absl::StrContains(reason, " that run");

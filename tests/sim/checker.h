@@ -193,6 +193,8 @@ class Checker {
   void CheckRoom(const core::JobRecord& record);
   void CheckTrueRoom(const RankProcess& rank, int cpus);
   void CheckProcesses(const core::GenerationGrant& grant);
+  bool IsTooFew(const core::GenerationGrant& grant) const;  // for what its job file asks for
+  void CheckTooFew(const core::GenerationGrant& grant);
   void HoldsRank(const RankProcess& rank, const Gang& gang);
   void HoldsPlace(const RankProcess& rank);
   const spec::JobSpec* SpecOf(const JobId& job) const;

@@ -484,9 +484,13 @@ void Ranks::ReportLinks(const Gang& gang) {
 
 // Its time has come, or a machine goes: then once.
 bool Ranks::SaveIsDue(const Gang& gang) {
-  const int64_t every = ProgramOf(gang.job).training->save_every;
+  const Program& program = ProgramOf(gang.job);
+  const bool saves = program.training || program.checkpoint_every > 0;
   const bool noticed = std::ranges::any_of(gang.ranks, [](const auto& item) { return item.second->noticed; });
-  return (noticed && !gang.saved_for_notice) || (every > 0 && kernel_.now() - gang.saved_at >= every);
+  if (saves && program.sdk && noticed && !gang.saved_for_notice) return true;
+  if (!program.training) return saves && gang.step % program.checkpoint_every == 0;
+  const int64_t every = program.training->save_every;
+  return every > 0 && kernel_.now() - gang.saved_at >= every;
 }
 
 void Ranks::Save(Gang& gang) {
@@ -499,9 +503,7 @@ void Ranks::Save(Gang& gang) {
 
 void Ranks::Report(Gang& gang) {
   const Program& program = ProgramOf(gang.job);
-  const bool due = program.training
-                       ? SaveIsDue(gang)
-                       : program.checkpoint_every > 0 && gang.step % program.checkpoint_every == 0;
+  const bool due = SaveIsDue(gang);
   if (due && program.sdk) Save(gang);
   if (due && !program.sdk) {
     Checkpoints& kept = checkpoints[gang.job];

@@ -288,6 +288,7 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   FindCauseOfExit75(job);
   ChargeUnlessEarned(job);
   NameTheOthers(job);
+  if (job.record.after_save != Ending::kNone) return life_.FinishAfterSave(job);
   if (sizing_.GoesBack(job, now)) return;
   std::vector<PastFault> past;
   for (size_t i = 0; i < job.record.faults.size(); ++i)
@@ -297,7 +298,7 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   if (!verdict.restart) {
     if (sizing_.GoesOnWithoutNewcomer(job, now)) return;
     GT_PROBE("head.no_more_restarts");
-    return life_.Finish(job, JobState::kFailed, absl::StrCat(fault.message, "; ", verdict.reason));
+    return life_.FinishSaved(job, Ending::kFail, absl::StrCat(fault.message, "; ", verdict.reason));
   }
   if (fault.kind == FaultKind::kStorage) {
     WaitForStorage(job, verdict.delay, now);

@@ -45,6 +45,12 @@ GenerationGrant NextOf(const Job& job) {
   return grant;
 }
 
+// Beside its ranks. True: something would have been.
+bool StartNothing(GenerationGrant& grant) {
+  const auto is_new = [](const RankPlace& place) { return place.process.generation.value == 0; };
+  return std::erase_if(grant.waiting, is_new) > 0;
+}
+
 // Says when all that a job in place had trained is gone; empty: it is not, or the head cannot know. `stay`:
 // of its ranks, how many were ranks of the generation before. A spare that takes a place has no state.
 std::string BeginsAnewText(const Job& job, int stay) {
@@ -133,10 +139,9 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   GenerationGrant grant = NextOf(job);
   const std::map<ProcessId, Instant> since = WaitingSince(job);
   Divide(job, ToRankPlaces(placement), grant);
-  const bool alone =
-      std::exchange(job.sizing.alone, false) && std::erase_if(grant.waiting, [](const RankPlace& place) {
-                                                  return place.process.generation.value == 0;
-                                                }) > 0;
+  job.save_tried = std::exchange(job.saves, false);
+  if (job.save_tried) StartNothing(grant);
+  const bool alone = std::exchange(job.sizing.alone, false) && StartNothing(grant);
   for (const NodeId& id : NodesOf(grant, placement.nodes))
     grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
   grant.holders = copies_.HoldersOutside(job, grant.nodes);

@@ -61,6 +61,7 @@
 #include "runtime/core/head/scheduler.h"
 #include "runtime/core/head/sizing.h"
 #include "runtime/core/head/stalls.h"
+#include "runtime/core/head/survivor_save.h"
 
 namespace gtrain::core {
 
@@ -116,6 +117,7 @@ class HeadState {
   Leaves leaves_;
   Newcomers newcomers_;
   Sizing sizing_;
+  SurvivorSave save_;
   Queries queries_;
   Stalls stalls_;
   RankNews ranks_;

@@ -14,6 +14,7 @@
 #include "runtime/core/head/over_jobs.h"
 #include "runtime/core/head/recovery.h"
 #include "runtime/core/head/restart_policy.h"
+#include "runtime/core/head/survivor_save.h"
 
 namespace gtrain::core {
 namespace {
@@ -293,6 +294,22 @@ void JobLife::KeepProgress(Job& job) {
     job.record.diverged = rank.status.diverged;
     return;
   }
+}
+
+void JobLife::FinishSaved(Job& job, Ending ending, std::string reason) {
+  GT_CHECK(ending == Ending::kFail || ending == Ending::kCancel);
+  job.record.after_save = ending;
+  job.record.after_save_reason = Shortened(std::move(reason), kReasonBytesMax);
+  if (!SurvivorSave::IsDue(job)) return FinishAfterSave(job);
+  GT_PROBE("head.saves_before_the_end");
+  job.not_before.reset();
+  model_.schedule = true;
+  Move(job, job.record.state, absl::StrCat("saves before it ends: ", job.record.after_save_reason));
+}
+
+void JobLife::FinishAfterSave(Job& job) {
+  Finish(job, job.record.after_save == Ending::kFail ? JobState::kFailed : JobState::kCancelled,
+         job.record.after_save_reason);
 }
 
 void JobLife::Finish(Job& job, JobState state, std::string reason) {

@@ -29,6 +29,10 @@ class JobLife {
   void Move(Job& job, JobState state, std::string reason);
   void KeepProgress(Job& job);
   void Finish(Job& job, JobState state, std::string reason);
+  // Ends a job between two generations. Where processes that wait know what no checkpoint has, they save it
+  // before that (SurvivorSave).
+  void FinishSaved(Job& job, Ending ending, std::string reason);
+  void FinishAfterSave(Job& job);
 
   void BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration grace, std::string reason,
                    Instant now);

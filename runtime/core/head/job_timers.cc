@@ -15,12 +15,13 @@
 #include "runtime/core/head/rank_news.h"
 #include "runtime/core/head/sizing.h"
 #include "runtime/core/head/stalls.h"
+#include "runtime/core/head/survivor_save.h"
 
 namespace gtrain::core {
 
 JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
                      Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls,
-                     Polls& polls, Sizing& sizing)
+                     Polls& polls, Sizing& sizing, SurvivorSave& save)
     : model_(model),
       config_(context.config()),
       life_(life),
@@ -32,7 +33,8 @@ JobTimers::JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Gran
       ranks_(ranks),
       stalls_(stalls),
       polls_(polls),
-      sizing_(sizing) {}
+      sizing_(sizing),
+      save_(save) {}
 
 void JobTimers::Run(Job& job, Instant now) {
   const std::optional<Instant> ends_at = job.fenced_at ? job.fenced_at : job.gone_deadline;
@@ -52,6 +54,7 @@ void JobTimers::Run(Job& job, Instant now) {
   }
   if (job.Live() && job.start_deadline && *job.start_deadline <= now) return FailLateStart(job, now);
   FailHungProcesses(job, now);
+  save_.Step(job, now);
   newcomers_.Consider(job, now);
   sizing_.GrowInPlace(job, now);
   if (EndIfItsTimeIsUp(job, now)) return;
@@ -120,7 +123,7 @@ void JobTimers::FailHungProcesses(Job& job, Instant now) {
 }
 
 bool JobTimers::EndIfItsTimeIsUp(Job& job, Instant now) {
-  if (!job.Live() && !job.Wanting()) return false;
+  if ((!job.Live() && !job.Wanting()) || job.record.after_save != Ending::kNone) return false;
   Ending ending = Ending::kNone;
   std::string reason;
   if (job.spec.time_limit && job.RunTime(now) >= *job.spec.time_limit) {
@@ -137,7 +140,7 @@ bool JobTimers::EndIfItsTimeIsUp(Job& job, Instant now) {
     life_.BeginEnding(job, ending, EndMode::kStop, job.spec.stop_grace, std::move(reason), now);
   } else {
     GT_PROBE("head.time_up_between_generations");
-    life_.Finish(job, ending == Ending::kFail ? JobState::kFailed : JobState::kCancelled, std::move(reason));
+    life_.FinishSaved(job, ending, std::move(reason));
   }
   return true;
 }
@@ -152,13 +155,16 @@ std::optional<Instant> JobTimers::NextDeadline(const Job& job) const {
   sooner(job.keep_until);
   for (const Instant until : job.avoided_until) sooner(until);
   if (!job.Live() && !job.Wanting()) return next;
-  if (job.spec.time_limit && job.run_mark)
+  const bool ends = job.record.after_save != Ending::kNone;
+  if (job.spec.time_limit && job.run_mark && !ends)
     sooner(*job.run_mark + (*job.spec.time_limit - job.record.run_time));
-  if (job.record.end_with_client && !polls_.ClientWaits(job)) sooner(job.client_seen + config_.client_lease);
+  if (job.record.end_with_client && !ends && !polls_.ClientWaits(job))
+    sooner(job.client_seen + config_.client_lease);
   if (!job.Live()) return next;
   sooner(job.start_deadline);
   sooner(job.return_deadline);
   sooner(leaves_.NextDeadline(job));
+  sooner(SurvivorSave::NextDeadline(job));
   sooner(newcomers_.NextDeadline(job));
   sooner(sizing_.GrowsInPlaceAt(job));
   sooner(job.links_at);

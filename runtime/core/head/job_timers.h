@@ -19,12 +19,13 @@ class Polls;
 class RankNews;
 class Sizing;
 class Stalls;
+class SurvivorSave;
 
 class JobTimers {
  public:
   JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Grants& grants, Faults& faults,
             Links& links, Leaves& leaves, Newcomers& newcomers, RankNews& ranks, Stalls& stalls, Polls& polls,
-            Sizing& sizing);
+            Sizing& sizing, SurvivorSave& save);
 
   void Run(Job& job, Instant now);
   // Holds also between two generations: one that is granted only to be ended at once helps nobody.
@@ -48,6 +49,7 @@ class JobTimers {
   Stalls& stalls_;
   Polls& polls_;
   Sizing& sizing_;
+  SurvivorSave& save_;
 };
 
 }  // namespace gtrain::core

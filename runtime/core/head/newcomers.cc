@@ -14,6 +14,7 @@
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/placer.h"
+#include "runtime/core/head/survivor_save.h"
 
 namespace gtrain::core {
 namespace {
@@ -37,7 +38,8 @@ bool IsReady(const WaitingRank& one) { return !one.over && one.status.state == R
 
 // Only of a generation whose ranks all run and none of which is about to end by itself.
 bool MayReform(const Job& job) {
-  return job.Live() && job.record.state == JobState::kRunning && job.record.exits.empty() && !job.leave;
+  return job.Live() && job.record.state == JobState::kRunning && job.record.exits.empty() && !job.leave &&
+         !SurvivorSave::IsOne(job);
 }
 
 // Whether this is the newest generation, and its processes were asked whether they can go on in the next one.

@@ -1,10 +1,12 @@
 // A head whose jobs go on in place, for tests of what comes up beside their generations.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "gmock/gmock.h"
+#include "runtime/core/head/gang.h"
 #include "runtime/core/head/head_test_world.h"
 
 namespace gtrain::core {
@@ -59,6 +61,18 @@ class NewcomersTest : public HeadTestWorld {
   void AllJoin(const JobId& job) {
     for (const RankPlace& place : Newest().ranks)
       IsNow(place.node.value, job, Newest().generation.value, place.rank, RankState::kJoined);
+  }
+  // All of the newest generation but these waits for the next one.
+  void GoneBut(const std::vector<int>& dead) {
+    const GenerationGrant last = Newest();
+    for (const NodePlace& node : last.nodes) {
+      GenerationGone gone{last.job, last.generation};
+      for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
+        if (PlaceOfRank(last, number).node == node.node && std::ranges::count(dead, number) == 0)
+          gone.kept.push_back(ProcessOf(last, number));
+      }
+      FromNode(node.node.value, gone);
+    }
   }
   // Members of a generation report a step.
   void Steps(const JobId& job, uint64_t generation, int64_t step) {

@@ -249,8 +249,12 @@ absl::StatusOr<std::string> Requests::Stop(const Peer& peer, const ClientStop& s
   const std::string reason = absl::StrCat("stopped by ", OwnerName(peer), stop.reason.empty() ? "" : ": ",
                                           Shortened(stop.reason, 1 << 10));
   if (!job->Live() && record.ending == Ending::kNone) {
-    life_.Finish(*job, JobState::kCancelled, reason);
-    return reply("over");
+    if (stop.now || record.after_save == Ending::kCancel) {
+      life_.Finish(*job, JobState::kCancelled, reason);
+    } else {
+      life_.FinishSaved(*job, Ending::kCancel, reason);
+    }
+    return reply(IsFinal(record.state) ? "over" : "graceful");
   }
   const bool again = record.ending == Ending::kCancel;
   if (again) GT_PROBE("head.second_stop");

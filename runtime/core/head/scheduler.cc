@@ -15,6 +15,7 @@
 #include "runtime/core/head/placer.h"
 #include "runtime/core/head/recovery.h"
 #include "runtime/core/head/sizing.h"
+#include "runtime/core/head/survivor_save.h"
 
 namespace gtrain::core {
 namespace {
@@ -27,7 +28,8 @@ constexpr absl::Duration kPassEvery = absl::Milliseconds(100);
 }  // namespace
 
 Scheduler::Scheduler(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life,
-                     JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery)
+                     JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery,
+                     SurvivorSave& save)
     : model_(model),
       config_(context.config()),
       placer_(placer),
@@ -36,7 +38,8 @@ Scheduler::Scheduler(HeadContext& context, HeadModel& model, Placer& placer, Gra
       timers_(timers),
       directories_(directories),
       sizing_(sizing),
-      recovery_(recovery) {}
+      recovery_(recovery),
+      save_(save) {}
 
 std::optional<Instant> Scheduler::NextDeadline() const { return model_.schedule ? next_pass_ : std::nullopt; }
 
@@ -76,8 +79,13 @@ void Scheduler::Schedule(Instant now) {
 // True when it may have changed what nodes have left.
 bool Scheduler::TryPlace(Job& job, Instant now) {
   if (timers_.EndIfItsTimeIsUp(job, now)) return true;
+  if (job.record.after_save != Ending::kNone) {
+    if (!save_.Begin(job, now)) life_.FinishAfterSave(job);
+    return true;
+  }
   const plan::Placement placement = placer_.PlacementFor(job);
   if (!placement.placed) {
+    if (save_.Begin(job, now)) return true;
     NotPlaced(job, placement, now);
     return false;
   }

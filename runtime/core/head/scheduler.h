@@ -19,11 +19,13 @@ class JobTimers;
 class Placer;
 class Recovery;
 class Sizing;
+class SurvivorSave;
 
 class Scheduler {
  public:
   Scheduler(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life,
-            JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery);
+            JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery,
+            SurvivorSave& save);
 
   bool owes_pass() const { return model_.schedule || !model_.fresh.empty(); }
   void Schedule(Instant now);
@@ -44,6 +46,7 @@ class Scheduler {
   Directories& directories_;
   Sizing& sizing_;
   Recovery& recovery_;
+  SurvivorSave& save_;
 
   std::optional<Instant> next_pass_;  // not before then over all jobs
 };

@@ -145,6 +145,7 @@ std::string Sizing::TooManyFor(const plan::Placement& placement) const {
 
 // How many ranks it would have, re-formed now; 0: none that are a reason to.
 int Sizing::RanksItWouldHave(const Job& job) {
+  if (job.record.after_save != Ending::kNone) return 0;
   if (job.record.state != JobState::kRunning || !job.Live() || job.leave || job.Size() == job.demand.max)
     return 0;
   const bool grows = job.Size() < job.demand.max;

@@ -25,17 +25,8 @@ using ::testing::UnorderedElementsAre;
 // member.
 class EditedTest : public NewcomersTest {
  protected:
-  // All of the newest generation but these waits for the next one.
-  void GoneBut(const JobId& job, const std::vector<int>& dead) {
-    const GenerationGrant last = Newest();
-    for (const NodePlace& node : last.nodes) {
-      GenerationGone gone{job, last.generation};
-      for (int number = 0; number < static_cast<int>(last.ranks.size() + last.waiting.size()); ++number) {
-        if (PlaceOfRank(last, number).node == node.node && std::ranges::count(dead, number) == 0)
-          gone.kept.push_back(ProcessOf(last, number));
-      }
-      FromNode(node.node.value, gone);
-    }
+  void GoneBut(const std::vector<int>& dead) {
+    NewcomersTest::GoneBut(dead);
     Pass(absl::Seconds(3), {"1", "2"});
   }
   // Who waits beside the newest generation joins it, and ends as soon as it is a member.
@@ -46,7 +37,7 @@ class EditedTest : public NewcomersTest {
     const RankPlace newcomer = three.waiting[0];
     Steps(job, three.generation.value, static_cast<int64_t>(6 + three.generation.value));
     IsNow(newcomer.node.value, job, three.generation.value, newcomer.rank, RankState::kJoined);
-    GoneBut(job, {});
+    GoneBut({});
     Fails(job, ProcessId{three.generation, newcomer.rank}, exit_code);
   }
   void Fails(const JobId& job, ProcessId process, int exit_code = 1, std::vector<int> dead = {}) {
@@ -57,7 +48,7 @@ class EditedTest : public NewcomersTest {
     FromNode(it->node.value,
              RankExited{Exit(job, four.generation.value, it->rank, exit_code, "it trains something else")});
     dead.push_back(it->rank);
-    GoneBut(job, dead);
+    GoneBut(dead);
   }
   void Runs(const JobId& job, int seconds, int64_t step) {
     for (int i = 0; i < seconds / 10; ++i) {
@@ -83,7 +74,7 @@ TEST_F(EditedTest, TheOthersGoOnWithoutANewcomerThatFailsAgainAndAgain_P1) {
   EXPECT_THAT(FromClient(ClientWhy{job}).json, HasSubstr("the others go on at once, alone at first"));
   StartRanks(job);
   Runs(job, 20, 20);
-  GoneBut(job, {});
+  GoneBut({});
   ASSERT_THAT(Newest().waiting, SizeIs(1)) << "it grows as it does where there is room";
   JoinsAndFails(job);
   EXPECT_THAT(Processes(Newest().ranks),
@@ -107,13 +98,13 @@ TEST_F(EditedTest, TheOthersGoOnWithoutASpareThatFails_P1) {
   const JobId job = Submit("train 2 3 in-place spare");
   StartRanks(job);
   StayAndStep(job, 1, 5);
-  GoneBut(job, {});
+  GoneBut({});
   ASSERT_THAT(Newest().waiting, SizeIs(1));
   StartRanks(job);
   IsNow(Newest().waiting[0].node.value, job, 2, 3, RankState::kJoined);
   StayAndStep(job, 2, 9);
   Kill(Newest().ranks[0].node.value, job, 2, 0);
-  GoneBut(job, {0});
+  GoneBut({0});
   ASSERT_EQ(Newest().world_size, 3) << "the spare is a member";
   Fails(job, ProcessId{{2}, 3}, 1, {3});  // the next spare has not come up
   ASSERT_EQ(Newest().world_size, 2);
@@ -309,13 +300,13 @@ TEST_F(EditedTest, WhoWaitsIsNotSaidToBeThere) {
   const JobId job = Submit("train 1 3 in-place spare");
   StartRanks(job);
   StayAndStep(job, 1, 5);
-  GoneBut(job, {});
+  GoneBut({});
   ASSERT_THAT(Newest().waiting, SizeIs(1));
   StartRanks(job);
   IsNow("1", job, 2, 3, RankState::kJoined);
   StayAndStep(job, 2, 9);
   ASSERT_TRUE(FromClient(ClientScale{job, 2, true}).ok);
-  GoneBut(job, {});
+  GoneBut({});
   ASSERT_EQ(Newest().world_size, 2);
   ASSERT_THAT(Newest().waiting, SizeIs(1));
   StartRanks(job);

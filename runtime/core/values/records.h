@@ -118,6 +118,9 @@ struct JobStatus {
   int size_wanted = 0;    // of ranks, or nodes where the job file counts these; 0: as many as it allows
   bool diverged = false;  // with last_loss: the loss said last was not a finite number
   GoodputRecord goodput;
+  // How the job ends, or has ended, and why, once the ranks that are left of it have saved; kNone: not so.
+  Ending after_save = Ending::kNone;
+  std::string after_save_reason;
   bool operator==(const JobStatus&) const = default;
 };
 

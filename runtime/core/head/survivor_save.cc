@@ -1,0 +1,145 @@
+#include "runtime/core/head/survivor_save.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/probe.h"
+#include "runtime/core/head/cells.h"
+#include "runtime/core/head/grants.h"
+#include "runtime/core/head/job_life.h"
+#include "runtime/core/head/members.h"
+#include "runtime/core/head/placer.h"
+
+namespace gtrain::core {
+namespace {
+
+constexpr absl::Duration kSaveBy = absl::Minutes(3);
+
+// The newest step that a rank has told.
+std::optional<int64_t> StepOf(const Job& job) {
+  if (job.low_step) return job.low_step;
+  return job.top_step ? job.top_step : job.record.last_step;
+}
+
+// Members of the newest generation that wait.
+std::vector<const RankPlace*> WhoWaits(const Job& job) {
+  const GenerationGrant& last = *job.record.grant;
+  std::set<ProcessId> wait;
+  for (const auto& [node, there] : job.kept) wait.insert(there.begin(), there.end());
+  std::vector<const RankPlace*> who;
+  for (const RankPlace& place : last.ranks) {
+    const ProcessId process = ProcessOf(last, place.rank);
+    if (wait.contains(process) && !job.hung.contains(process)) who.push_back(&place);
+  }
+  return who;
+}
+
+// How many of them are whole copies of the model.
+int RanksOf(const Job& job, const std::vector<const RankPlace*>& who) {
+  const GenerationGrant& last = *job.record.grant;
+  std::vector<std::optional<int>> cells;
+  for (const RankPlace* place : who) cells.push_back(CellOf(last, place->rank, job.demand.unit));
+  const int most = static_cast<int>(last.ranks.size()) / job.demand.unit;
+  return CopiesOf(cells, job.demand.unit, most) * job.demand.unit;
+}
+
+// So many ranks of the placement are where one of them waits: else a process would be started.
+bool GoOn(const plan::Placement& placement, const std::vector<const RankPlace*>& who, int ranks) {
+  std::map<NodeId, int> there;
+  for (const RankPlace* place : who) ++there[place->node];
+  const auto goes_on = [&](const plan::RankSlot& slot) { return --there[slot.node] >= 0; };
+  return placement.placed && std::ranges::count_if(placement.ranks, goes_on) >= ranks;
+}
+
+// All ranks have come to it: what waits in a barrier may not hear that it is to save.
+bool AllJoined(const Job& job) {
+  return job.record.state == JobState::kRunning && std::ranges::all_of(job.ranks, [](const RankLive& rank) {
+           return rank.status.state == RankState::kJoined;
+         });
+}
+
+}  // namespace
+
+bool SurvivorSave::IsDue(const Job& job) {
+  if (!job.spec.in_place || !job.record.grant || job.kept.empty() || job.save_tried) return false;
+  if (!job.checkpoint && job.location.empty()) return false;  // it saves nothing
+  if (!job.record.faults.empty() && job.record.faults.back().kind == FaultKind::kStorage) return false;
+  const std::optional<int64_t> step = StepOf(job);
+  return step && (!job.checkpoint || job.checkpoint->step < *step) && RanksOf(job, WhoWaits(job)) > 0;
+}
+
+bool SurvivorSave::IsOne(const Job& job) {
+  if (!job.Live() || !job.spec.in_place) return false;
+  if (job.record.after_save != Ending::kNone) return true;
+  if (!job.demand.count_nodes) return job.record.grant->world_size < job.demand.min;
+  std::set<NodeId> nodes;
+  for (const RankPlace& place : job.record.grant->ranks) nodes.insert(place.node);
+  return std::ssize(nodes) < job.demand.min;
+}
+
+bool SurvivorSave::Begin(Job& job, Instant now) {
+  if (!IsDue(job)) return false;
+  std::vector<const RankPlace*> who = WhoWaits(job);
+  std::erase_if(who, [&](const RankPlace* place) {
+    const auto node = model_.nodes.find(place->node);
+    return node == model_.nodes.end() || !node->second.Usable();
+  });
+  const int ranks = RanksOf(job, who);
+  if (ranks == 0) return false;
+  // The others of the job's demand hold for what it asks for: how many, and not of what.
+  const plan::Demand whole = job.demand;
+  const bool asked = job.sizing.asked;
+  job.demand.count_nodes = false;
+  job.demand.min = job.demand.max = ranks;
+  job.demand.asked = 0;
+  plan::Placement placement = placer_.PlacementFor(job);
+  const bool goes_on = GoOn(placement, who, ranks);
+  if (goes_on) {
+    GT_PROBE("head.survivors_save");
+    placement.reason = absl::StrCat(ranks, ranks == 1 ? " rank that is" : " ranks that are",
+                                    " left, to save what only ", ranks == 1 ? "it knows" : "they know");
+    job.saves = true;
+    grants_.Grant(job, placement, now);
+  }
+  job.demand = whole;
+  job.sizing.asked = asked;
+  return goes_on;
+}
+
+void SurvivorSave::Step(Job& job, Instant now) {
+  if (!IsOne(job)) return;
+  if (!job.told_at) {
+    if (!AllJoined(job)) return;
+    ++job.notices;
+    job.told_at = now + kSaveBy;
+    for (const NodePlace& place : job.record.grant->nodes) {
+      context_.Send(place.node, SendKind::kReply,
+                    NoticeRanks{model_.epoch(), job.record.id, job.record.generation, kSaveBy, job.notices});
+    }
+    context_.Emit(job, "notice", "the ranks that are left are told to save");
+    context_.Dirty(job);
+  }
+  if (!job.checkpointed && now < *job.told_at) return;
+  if (job.checkpointed) GT_PROBE("head.survivors_saved");
+  const std::string how = job.checkpointed
+                              ? absl::StrCat("the ranks that are left have saved step ", job.checkpoint->step)
+                              : absl::StrCat("the ranks that are left have committed no checkpoint within ",
+                                             PrintDuration(kSaveBy));
+  if (job.record.after_save == Ending::kNone)
+    return life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, context_.config().reform_grace, how,
+                             now);
+  const std::string why = job.record.after_save_reason;
+  life_.BeginEnding(job, job.record.after_save, EndMode::kStop, job.spec.stop_grace, why, now);
+}
+
+std::optional<Instant> SurvivorSave::NextDeadline(const Job& job) {
+  if (!IsOne(job)) return std::nullopt;
+  if (!job.told_at) return AllJoined(job) ? std::optional(Instant()) : std::nullopt;
+  return job.checkpointed ? Instant() : *job.told_at;
+}
+
+}  // namespace gtrain::core

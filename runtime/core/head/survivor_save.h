@@ -1,0 +1,53 @@
+// SurvivorSave has the ranks that are left of a job save what only they know (`elastic.mode: in-place`).
+// PURE. Private to runtime/core/head.
+//
+// Only a generation can save. Where fewer ranks are left than `ranks.min`, or their job is to end while they
+// wait for a generation, they are granted one of their own, in which nothing is started: they are told as if
+// a machine was about to go, save behind their next step, and the generation is over when that is committed,
+// or after kSaveBy. Then they wait on for room, in memory, or the job ends as it was to
+// (JobStatus::after_save). They train on meanwhile, a few steps with fewer ranks than asked for; of the same
+// batches, since these do not depend on the number of ranks.
+//
+// It is done once for each generation that has ranks enough. A fault of these ranks, of their machines or of
+// the storage ends it like any other. A head that restarts finds by the size of the grant what it is for, or
+// by the record of the job.
+//
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look
+// costs O(n) for n ranks, and where it is due a placement and what re-forming costs (newcomers.h).
+#pragma once
+#include <optional>
+
+#include "runtime/core/head/head_context.h"
+#include "runtime/core/head/head_model.h"
+
+namespace gtrain::core {
+
+class Grants;
+class JobLife;
+class Placer;
+
+class SurvivorSave {
+ public:
+  SurvivorSave(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life)
+      : context_(context), model_(model), placer_(placer), grants_(grants), life_(life) {}
+
+  // Whether processes that wait know steps that no checkpoint has, could save them, and have not tried.
+  static bool IsDue(const Job& job);
+  // The live generation is there to save: its job ends then, or it has fewer ranks than the job file asks
+  // for.
+  static bool IsOne(const Job& job);
+
+  // Grants it, after Placer::CheckViews. False: none is due, or it finds no room.
+  bool Begin(Job& job, Instant now);
+  void Step(Job& job, Instant now);
+  static std::optional<Instant> NextDeadline(const Job& job);
+
+ private:
+  HeadContext& context_;
+  HeadModel& model_;
+  Placer& placer_;
+  Grants& grants_;
+  JobLife& life_;
+};
+
+}  // namespace gtrain::core

@@ -1,0 +1,254 @@
+// Tests that ranks which are left of a job in place save what only they know before they may be lost.
+#include <optional>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
+#include "runtime/core/head/newcomers_test_world.h"
+
+namespace gtrain::core {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+
+// Four ranks on two machines, which have made step 7 of which no checkpoint has more than step 3. Then one
+// machine is lost, and two ranks are left of four that are needed.
+class SurvivorSaveTest : public NewcomersTest {
+ protected:
+  void Run(const std::string& spec) {
+    Hello("1", 2);
+    Hello("2", 2);
+    job_ = Submit(spec);
+    StartRanks(job_);
+    StayAndStep(job_, 1, 5);
+    FromNode("1", CheckpointReport{job_, {1}, Timeline{1}, 3, "three"});
+    Steps(job_, 1, 7);
+  }
+  void LoseAMachine() {
+    sent_.clear();
+    Pass(absl::Seconds(11), {"2"});
+    FromNode("2", GenerationGone{job_, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
+  }
+  // The ranks that are left come to their generation.
+  void Come() {
+    StartRanks(job_);
+    AllJoin(job_);
+  }
+  // Rank 0 ends with an error.
+  void Crash(int exit_code = 1) {
+    const GenerationGrant last = Newest();
+    FromNode(last.ranks[0].node.value, RankExited{Exit(job_, last.generation.value, 0, exit_code)});
+    GoneBut({0});
+  }
+  // With another error each time, until the head waits before it tries again.
+  void CrashAgainAndAgain() {
+    for (Generation last; last != Newest().generation;) {
+      ASSERT_LE(Newest().generation.value, 8u);
+      last = Newest().generation;
+      StartRanks(job_);
+      Crash(static_cast<int>(last.value));
+    }
+    tried_ = Newest().generation;
+    ASSERT_EQ(State(job_), "RECONFIGURING");
+  }
+  void Saves(int64_t step) {
+    const GenerationGrant grant = Newest();
+    FromNode("2", CheckpointReport{job_, grant.generation, grant.timeline, step, "m"});
+    Pass(absl::Milliseconds(1), {});
+  }
+  // Node 2 was told that the newest generation is over.
+  std::optional<Revoke> Revoked() {
+    for (const auto& [node, revoke] : Sent<Revoke>()) {
+      if (node == "2" && revoke.generation == Newest().generation) return revoke;
+    }
+    return std::nullopt;
+  }
+  std::string Reason() { return Status(job_).at("reason").get<std::string>(); }
+  JobId job_;
+  Generation tried_;  // the newest, when CrashAgainAndAgain is done
+};
+
+TEST_F(SurvivorSaveTest, FewerThanNeededSaveAndWaitOnInMemory_N7) {
+  Run("train 4 4 in-place in=/ckpt/a");
+  LoseAMachine();
+  const GenerationGrant two = Newest();
+  ASSERT_EQ(two.generation, Generation{2});
+  EXPECT_THAT(Processes(two.ranks), UnorderedElementsAre(ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+  EXPECT_THAT(two.waiting, IsEmpty()) << "nothing is started for it";
+  EXPECT_THAT(Reason(), HasSubstr("2 ranks that are left, to save what only they know"));
+  StartRanks(job_);
+  IsNow("2", job_, 2, 0, RankState::kJoined);
+  Pass(absl::Seconds(1), {"2"});
+  EXPECT_THAT(Sent<NoticeRanks>(), IsEmpty()) << "the other has not come to it";
+  IsNow("2", job_, 2, 1, RankState::kJoined);
+  Pass(absl::Seconds(1), {"2"});
+  ASSERT_THAT(Sent<NoticeRanks>(), SizeIs(1));
+  EXPECT_EQ(Sent<NoticeRanks>()[0].second.generation, Generation{2});
+  EXPECT_FALSE(Revoked());
+  Saves(8);
+  ASSERT_TRUE(Revoked());
+  EXPECT_TRUE(Revoked()->keep);
+  GoneBut({});
+  EXPECT_EQ(State(job_), "WAITING");
+  EXPECT_THAT(Reason(), HasSubstr("2 processes keep its state"));
+  sent_.clear();
+  Pass(absl::Seconds(60), {"2"});
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty()) << "once";
+  Hello("3", 2);
+  Pass(absl::Seconds(2), {"2", "3"});
+  EXPECT_EQ(Newest().world_size, 4);
+  EXPECT_EQ(Status(job_).at("restarts"), 1) << "of the machine";
+}
+
+TEST_F(SurvivorSaveTest, WhatIsSavedIsNotSavedAgain) {
+  Run("train 4 4 in-place in=/ckpt/a");
+  FromNode("1", CheckpointReport{job_, {1}, Timeline{1}, 7, "seven"});
+  LoseAMachine();
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+  EXPECT_EQ(State(job_), "WAITING");
+}
+
+TEST_F(SurvivorSaveTest, WhoSavesNothingIsNotAsked) {
+  Hello("1", 2);
+  Hello("2", 2);
+  job_ = Submit("train 4 4 in-place");
+  StartRanks(job_);
+  StayAndStep(job_, 1, 5);
+  LoseAMachine();
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+  EXPECT_EQ(State(job_), "WAITING");
+}
+
+// A storage that does not answer keeps nobody from waiting in memory.
+TEST_F(SurvivorSaveTest, WhoCannotSaveWaitsAllTheSame) {
+  Run("train 4 4 in-place in=/ckpt/a");
+  LoseAMachine();
+  Come();
+  Pass(absl::Seconds(170), {"2"});
+  EXPECT_FALSE(Revoked());
+  Pass(absl::Seconds(15), {"2"});
+  ASSERT_TRUE(Revoked());
+  EXPECT_THAT(Revoked()->reason, HasSubstr("no checkpoint within 3m"));
+  GoneBut({});
+  EXPECT_EQ(State(job_), "WAITING");
+}
+
+TEST_F(SurvivorSaveTest, RoomThatComesMeanwhileIsTaken) {
+  Run("train 4 4 in-place in=/ckpt/a");
+  LoseAMachine();
+  Come();
+  Steps(job_, 2, 8);
+  Hello("3", 2);
+  Pass(absl::Seconds(15), {"2", "3"});
+  ASSERT_TRUE(Revoked());
+  GoneBut({});
+  EXPECT_EQ(Newest().world_size, 4);
+}
+
+// A mesh saves what its whole copies know: here one of two.
+TEST_F(SurvivorSaveTest, OfAMeshAWholeCopySaves) {
+  Run("train 4 4 in-twos in-place in=/ckpt/a");
+  LoseAMachine();
+  ASSERT_EQ(Newest().generation, Generation{2});
+  EXPECT_EQ(Newest().world_size, 2);
+}
+
+TEST_F(SurvivorSaveTest, HalfACopySavesNothing) {
+  Run("train 4 4 in-fours in-place in=/ckpt/a");
+  LoseAMachine();
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+  EXPECT_EQ(State(job_), "WAITING");
+}
+
+// A stop between two generations lost what was not saved: nobody was there who could.
+TEST_F(SurvivorSaveTest, AStopBetweenTwoGenerationsWaitsForThem) {
+  Run("train 4 4 in-place in=/ckpt/a");
+  CrashAgainAndAgain();
+  EXPECT_THAT(FromClient(ClientStop{job_, false, "enough"}).json, HasSubstr("graceful"));
+  ASSERT_EQ(Newest().generation, tried_.Next());
+  EXPECT_EQ(Newest().world_size, 3);
+  Come();
+  EXPECT_FALSE(Revoked());
+  Saves(8);
+  ASSERT_TRUE(Revoked());
+  EXPECT_EQ(Revoked()->mode, EndMode::kStop) << "so they save what they have done since";
+  GoneBut({0, 1, 2});
+  EXPECT_EQ(State(job_), "CANCELLED");
+  EXPECT_THAT(Reason(), HasSubstr("enough"));
+}
+
+TEST_F(SurvivorSaveTest, ASecondStopWaitsForNobody) {
+  Run("train 4 4 in-place in=/ckpt/a");
+  CrashAgainAndAgain();
+  FromClient(ClientStop{job_, false, ""});
+  ASSERT_EQ(Newest().generation, tried_.Next());
+  FromClient(ClientStop{job_, true, ""});
+  ASSERT_TRUE(Revoked());
+  EXPECT_EQ(Revoked()->mode, EndMode::kStopNow);
+}
+
+TEST_F(SurvivorSaveTest, WhoIsStoppedWhileItSavesEndsAtOnce) {
+  Run("train 4 4 in-place in=/ckpt/a");
+  LoseAMachine();
+  Come();
+  FromClient(ClientStop{job_, false, "enough"});
+  ASSERT_TRUE(Revoked());
+  EXPECT_EQ(Revoked()->mode, EndMode::kStop) << "as any generation: its ranks save";
+  GoneBut({0, 1});
+  EXPECT_EQ(State(job_), "CANCELLED");
+}
+
+// The program was edited, say: what is started in the place of a lost rank fails until the budget is spent.
+TEST_F(SurvivorSaveTest, AJobThatFailsSavesFirst_P1) {
+  Run("train 4 4 in-place budget0 in=/ckpt/a");
+  Crash();
+  EXPECT_THAT(Reason(), HasSubstr("3 ranks that are left, to save"));
+  ASSERT_EQ(Newest().world_size, 3);
+  Come();
+  Saves(8);
+  ASSERT_TRUE(Revoked());
+  EXPECT_EQ(Revoked()->mode, EndMode::kStop);
+  EXPECT_THAT(Revoked()->reason, HasSubstr("restart budget spent"));
+  GoneBut({0, 1, 2});
+  EXPECT_EQ(State(job_), "FAILED");
+  EXPECT_THAT(Reason(), HasSubstr("exit code 1; restart budget spent"));
+  EXPECT_EQ(Status(job_).at("exit_code"), 1);
+}
+
+TEST_F(SurvivorSaveTest, ALossWhileTheySaveBeforeTheEndIsTheEnd) {
+  Run("train 4 4 in-place budget0 in=/ckpt/a");
+  Crash();
+  Come();
+  const RankPlace last = Newest().ranks.back();
+  Kill(last.node.value, job_, 2, last.rank);
+  GoneBut({last.rank});
+  EXPECT_EQ(State(job_), "FAILED");
+  EXPECT_THAT(Reason(), HasSubstr("exit code 1; restart budget spent")) << "why, and not what came then";
+}
+
+TEST_F(SurvivorSaveTest, NobodyJoinsWhoEndSoon) {
+  Run("train 4 6 in-place budget0 in=/ckpt/a");
+  Crash();
+  ASSERT_EQ(Newest().world_size, 3);
+  Come();
+  Steps(job_, 2, 8);
+  Hello("3", 4);
+  Pass(absl::Seconds(30), {"1", "2", "3"});
+  EXPECT_FALSE(Revoked());
+}
+
+// H2: why it ends is known to the next head, which has it saved as well.
+TEST_F(SurvivorSaveTest, ANewHeadKnowsThatItEndsAndWhy_H2) {
+  Run("train 4 4 in-place budget0 in=/ckpt/a");
+  Crash();
+  Come();
+  const JobRecord record = Stored(job_);
+  EXPECT_EQ(record.after_save, Ending::kFail);
+  EXPECT_THAT(record.after_save_reason, HasSubstr("restart budget spent"));
+}
+
+}  // namespace
+}  // namespace gtrain::core
