@@ -55,6 +55,14 @@ bool GoOn(const plan::Placement& placement, const std::vector<const RankPlace*>&
   return placement.placed && std::ranges::count_if(placement.ranks, goes_on) >= ranks;
 }
 
+// The newest generation has fewer ranks than the job file asks for.
+bool IsTooFew(const Job& job) {
+  if (!job.demand.count_nodes) return job.record.grant->world_size < job.demand.min;
+  std::set<NodeId> nodes;
+  for (const RankPlace& place : job.record.grant->ranks) nodes.insert(place.node);
+  return std::ssize(nodes) < job.demand.min;
+}
+
 // All ranks have come to it: what waits in a barrier may not hear that it is to save.
 bool AllJoined(const Job& job) {
   return job.record.state == JobState::kRunning && std::ranges::all_of(job.ranks, [](const RankLive& rank) {
@@ -65,7 +73,8 @@ bool AllJoined(const Job& job) {
 }  // namespace
 
 bool SurvivorSave::IsDue(const Job& job) {
-  if (!job.spec.in_place || !job.record.grant || job.kept.empty() || job.save_tried) return false;
+  if (!job.spec.in_place || !job.record.grant || job.kept.empty()) return false;
+  if (job.save_tried || IsTooFew(job)) return false;          // also where an earlier head has tried
   if (!job.checkpoint && job.location.empty()) return false;  // it saves nothing
   if (!job.record.faults.empty() && job.record.faults.back().kind == FaultKind::kStorage) return false;
   const std::optional<int64_t> step = StepOf(job);
@@ -73,12 +82,7 @@ bool SurvivorSave::IsDue(const Job& job) {
 }
 
 bool SurvivorSave::IsOne(const Job& job) {
-  if (!job.Live() || !job.spec.in_place) return false;
-  if (job.record.after_save != Ending::kNone) return true;
-  if (!job.demand.count_nodes) return job.record.grant->world_size < job.demand.min;
-  std::set<NodeId> nodes;
-  for (const RankPlace& place : job.record.grant->ranks) nodes.insert(place.node);
-  return std::ssize(nodes) < job.demand.min;
+  return job.Live() && job.spec.in_place && (job.record.after_save != Ending::kNone || IsTooFew(job));
 }
 
 bool SurvivorSave::Begin(Job& job, Instant now) {
