@@ -1,164 +1,109 @@
 #include "bench/http_sink.h"
 
 #include <arpa/inet.h>
+#include <microhttpd.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
+#include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 
 namespace gtrain::bench {
 namespace {
 
-constexpr size_t kHeadBytesMax = 64 << 10;
+constexpr size_t kAtOnce = 512 << 10;  // the memory of a connection: that much of a body comes at once
 
-bool SendAll(int fd, absl::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = send(fd, text.data(), text.size(), MSG_NOSIGNAL);
-    if (n <= 0) return false;
-    text.remove_prefix(static_cast<size_t>(n));
+HttpSink::Request RequestOf(MHD_Connection* connection, const char* url, const char* method) {
+  HttpSink::Request request{method, url};
+  constexpr absl::string_view kUploads = "uploads";
+  request.uploads = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, kUploads.data(),
+                                                  kUploads.size(), nullptr, nullptr) == MHD_YES;
+  const char* part = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "partNumber");
+  if (part != nullptr && !absl::SimpleAtoi(part, &request.part)) request.part = 0;
+  return request;
+}
+
+MHD_Result Send(MHD_Connection* connection, const HttpSink::Answer& answer) {
+  MHD_Response* response = MHD_create_response_from_buffer(
+      answer.body.size(), const_cast<char*>(answer.body.data()), MHD_RESPMEM_MUST_COPY);
+  if (!answer.etag.empty()) MHD_add_response_header(response, MHD_HTTP_HEADER_ETAG, answer.etag.c_str());
+  const MHD_Result queued = MHD_queue_response(connection, answer.status, response);
+  MHD_destroy_response(response);
+  return queued;
+}
+
+// Is called when the head of a request is there, with each piece of its body, and when that is whole.
+MHD_Result Serve(void* sink, MHD_Connection* connection, const char* url, const char* method, const char*,
+                 const char* data, size_t* bytes, void** state) {
+  auto* request = static_cast<HttpSink::Request*>(*state);
+  if (request == nullptr) {
+    *state = std::make_unique<HttpSink::Request>(RequestOf(connection, url, method)).release();
+    return MHD_YES;
   }
-  return true;
+  if (*bytes == 0) return Send(connection, static_cast<HttpSink*>(sink)->Done(*request));
+  static_cast<HttpSink*>(sink)->Take(*request, data, std::exchange(*bytes, 0));
+  return MHD_YES;
 }
 
-std::string Reply(absl::string_view status, absl::string_view headers, absl::string_view body) {
-  return absl::StrCat("HTTP/1.1 ", status, "\r\nContent-Length: ", body.size(), "\r\n", headers, "\r\n",
-                      body);
+void Over(void*, MHD_Connection*, void** state, MHD_RequestTerminationCode) {
+  const std::unique_ptr<HttpSink::Request> request(
+      static_cast<HttpSink::Request*>(std::exchange(*state, nullptr)));
 }
 
-// Answers as S3 would. No object is ever there.
-std::string Answer(absl::string_view method, absl::string_view target) {
+// As S3 would. No object is ever there.
+HttpSink::Answer AnswerTo(const HttpSink::Request& request) {
   // A store is asked whether it compares checksums: by a small object with a wrong one.
-  if (method == "PUT" && absl::StrContains(target, "/probe-"))
-    return Reply("400 Bad Request", "", "<Error><Code>BadDigest</Code></Error>");
-  if (method == "PUT") return Reply("200 OK", "ETag: \"0123abc\"\r\n", "");
-  if (method == "POST" && absl::EndsWith(absl::StripSuffix(target, "="), "uploads")) {
-    return Reply("200 OK", "",
-                 "<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>");
+  if (request.method == "PUT" && absl::StrContains(request.path, "/probe-"))
+    return {400, "<Error><Code>BadDigest</Code></Error>", ""};
+  if (request.method == "PUT") return {200, "", "\"0123abc\""};
+  if (request.method == "POST" && request.uploads) {
+    return {200, "<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>",
+            ""};
   }
-  if (method == "POST") {
-    return Reply("200 OK", "",
-                 "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>");
-  }
-  if (method == "DELETE") return Reply("204 No Content", "", "");
-  // To HEAD no body may follow; with an empty one it is the same for all.
-  return Reply("404 Not Found", "", "");
-}
-
-// The number in ".../key?partNumber=7&uploadId=u1"; 0 without.
-int PartNumber(absl::string_view target) {
-  constexpr absl::string_view kName = "partNumber=";
-  const size_t at = target.find(kName);
-  int number = 0;
-  if (at == absl::string_view::npos) return 0;
-  const absl::string_view rest = target.substr(at + kName.size());
-  return absl::SimpleAtoi(rest.substr(0, rest.find('&')), &number) ? number : 0;
+  if (request.method == "POST")
+    return {200, "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>", ""};
+  return {request.method == "DELETE" ? 204u : 404u, "", ""};
 }
 
 }  // namespace
 
 HttpSink::HttpSink(const Settings& settings) : settings_(settings) {
-  listener_.reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in at = {};
   at.sin_family = AF_INET;
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof(at);
-  GT_CHECK(bind(listener_.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0);
-  GT_CHECK(listen(listener_.get(), 64) == 0);
-  GT_CHECK(getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at), &bytes) == 0);
-  port_ = ntohs(at.sin_port);
-  acceptor_ = std::thread([this] { Accept(); });
+  daemon_ = MHD_start_daemon(MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD, 0, nullptr,
+                             nullptr, &Serve, this, MHD_OPTION_SOCK_ADDR, &at, MHD_OPTION_NOTIFY_COMPLETED,
+                             &Over, nullptr, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kAtOnce, MHD_OPTION_END);
+  GT_CHECK(daemon_ != nullptr);
+  port_ = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT)->port;
 }
 
-HttpSink::~HttpSink() {
-  {
-    MutexLock lock(&mu_);
-    end_ = true;
-    for (const int fd : open_) shutdown(fd, SHUT_RDWR);
-  }
-  shutdown(listener_.get(), SHUT_RDWR);
-  acceptor_.join();
-  std::vector<std::thread> threads;
-  {
-    MutexLock lock(&mu_);
-    threads.swap(threads_);
-  }
-  for (std::thread& t : threads) t.join();
-}
+HttpSink::~HttpSink() { MHD_stop_daemon(daemon_); }
 
 std::string HttpSink::endpoint() const { return absl::StrCat("http://127.0.0.1:", port_); }
 
-void HttpSink::Accept() {
-  while (true) {
-    const int fd = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
-    MutexLock lock(&mu_);
-    if (fd < 0 || end_) {
-      if (fd >= 0) close(fd);
-      return;
-    }
-    const int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    open_.push_back(fd);
-    threads_.emplace_back([this, fd] {
-      Serve(fd);
-      MutexLock done(&mu_);
-      std::erase(open_, fd);
-      close(fd);
-    });
-  }
+void HttpSink::Take(Request& request, const char* data, size_t bytes) {
+  if (settings_.keep) request.kept.append(data, bytes);
+  request.bytes += bytes;
+  Pace(bytes);
 }
 
-void HttpSink::Serve(int fd) {
-  std::string text;
-  char piece[16 << 10];
-  while (true) {
-    size_t end;
-    while ((end = text.find("\r\n\r\n")) == std::string::npos) {
-      const ssize_t n = recv(fd, piece, sizeof(piece), 0);
-      if (n <= 0 || text.size() > kHeadBytesMax) return;
-      text.append(piece, static_cast<size_t>(n));
-    }
-    const std::vector<std::string> lines = absl::StrSplit(text.substr(0, end), "\r\n");
-    const std::vector<std::string> words = absl::StrSplit(lines[0], ' ');
-    if (words.size() != 3) return;
-    uint64_t length = 0;
-    bool waits = false;
-    for (const std::string& line : lines) {
-      const std::string lower = absl::AsciiStrToLower(line);
-      if (absl::StartsWith(lower, "content-length:") && !absl::SimpleAtoi(lower.substr(15), &length)) return;
-      waits |= absl::StartsWith(lower, "expect:");
-    }
-    text.erase(0, end + 4);
-    const uint64_t here = std::min<uint64_t>(length, text.size());
-    std::string kept = settings_.keep ? text.substr(0, here) : "";
-    text.erase(0, here);
-    Pace(here);
-    if (waits && !SendAll(fd, "HTTP/1.1 100 Continue\r\n\r\n")) return;
-    if (!Take(fd, length - here, settings_.keep ? &kept : nullptr)) return;
-    bool refuse;
-    {
-      MutexLock lock(&mu_);
-      refuse = rng_.Unit() < settings_.refuse;
-    }
-    const std::string answer = refuse ? Reply("503 Slow Down", "", "<Error><Code>SlowDown</Code></Error>")
-                                      : Answer(words[0], words[1]);
-    if (words[0] == "PUT" && absl::StrContains(answer, " 200 ")) {
-      put_bytes_ += length;
-      MutexLock lock(&mu_);
-      if (settings_.keep) kept_[PartNumber(words[1])] = std::move(kept);
-    }
-    if (!SendAll(fd, answer)) return;
+HttpSink::Answer HttpSink::Done(Request& request) {
+  MutexLock lock(&mu_);
+  if (rng_.Unit() < settings_.refuse) return {503, "<Error><Code>SlowDown</Code></Error>", ""};
+  Answer answer = AnswerTo(request);
+  if (request.method == "PUT" && answer.status == 200) {
+    put_bytes_ += request.bytes;
+    if (settings_.keep) kept_[request.part] = std::move(request.kept);
   }
+  return answer;
 }
 
 std::string HttpSink::TakeKept() {
@@ -167,19 +112,6 @@ std::string HttpSink::TakeKept() {
   for (const auto& [number, part] : kept_) all += part;
   kept_.clear();
   return all;
-}
-
-bool HttpSink::Take(int fd, uint64_t bytes, std::string* kept) {
-  constexpr uint64_t kAtOnce = 256 << 10;
-  std::vector<char> buffer(kept != nullptr ? kAtOnce : 0);
-  while (bytes > 0) {
-    const ssize_t n = recv(fd, buffer.data(), std::min(bytes, kAtOnce), kept != nullptr ? 0 : MSG_TRUNC);
-    if (n <= 0) return false;
-    if (kept != nullptr) kept->append(buffer.data(), static_cast<size_t>(n));
-    bytes -= static_cast<uint64_t>(n);
-    Pace(static_cast<uint64_t>(n));
-  }
-  return true;
 }
 
 void HttpSink::Pace(uint64_t bytes) {

@@ -1,18 +1,17 @@
 // An HTTP server on loopback that throws bodies away, for measured uploads. It answers as much of S3 as a
-// multipart upload needs and says that it compares checksums. Bodies are counted by the kernel and dropped
-// there (MSG_TRUNC), whichever program uploads: the work of a server is not what is measured. A sink that
-// keeps bodies shows, before the measurements, that they are whole.
+// multipart upload needs and says that it compares checksums. Bodies are counted and dropped as they come,
+// whichever program uploads: the work of a server is not what is measured. A sink that keeps bodies shows,
+// before the measurements, that they are whole. The server is libmicrohttpd's.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "base/mutex.h"
 #include "base/rng.h"
-#include "base/unique_fd.h"
+
+struct MHD_Daemon;
 
 namespace gtrain::bench {
 
@@ -36,25 +35,32 @@ class HttpSink {
   // Returns the object that was put under the only key, parts in the order of their numbers; empties it.
   std::string TakeKept();
 
+  // For the server.
+  struct Request {
+    std::string method, path;
+    bool uploads = false;  // "?uploads"
+    int part = 0;          // "?partNumber=7"; 0 without
+    uint64_t bytes = 0;    // of its body
+    std::string kept;
+  };
+  struct Answer {
+    unsigned status = 200;
+    std::string body, etag;
+  };
+  void Take(Request& request, const char* data, size_t bytes);
+  Answer Done(Request& request);
+
  private:
-  void Accept();
-  void Serve(int fd);
-  // Counts `bytes` and forgets them, or appends them to `*kept`; false when the connection ended before.
-  bool Take(int fd, uint64_t bytes, std::string* kept);
   void Pace(uint64_t bytes);
 
   const Settings settings_;
-  UniqueFd listener_;
+  MHD_Daemon* daemon_ = nullptr;
   int port_ = 0;
   std::atomic<uint64_t> put_bytes_{0};
   Mutex mu_;
   std::map<int, std::string> kept_ ABSL_GUARDED_BY(mu_);  // by number of the part, 0 of a whole
-  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
-  std::vector<int> open_ ABSL_GUARDED_BY(mu_);
-  bool end_ ABSL_GUARDED_BY(mu_) = false;
-  int64_t next_ns_ ABSL_GUARDED_BY(mu_) = 0;  // when the next bytes may be taken
+  int64_t next_ns_ ABSL_GUARDED_BY(mu_) = 0;              // when the next bytes may be taken
   Rng rng_ ABSL_GUARDED_BY(mu_) = Rng(1);
-  std::thread acceptor_;  // last
 };
 
 }  // namespace gtrain::bench

@@ -167,7 +167,7 @@ gtrain_pkg(curl libcurl OPTIONAL "no S3")
 gtrain_pkg(crypto libcrypto OPTIONAL "no S3")
 gtrain_pkg(expat expat OPTIONAL "no S3")
 gtrain_pkg(isal libisal OPTIONAL "uploads to S3 are always signed with their SHA-256")
-gtrain_pkg(microhttpd libmicrohttpd OPTIONAL "the tests of S3 are left out")
+gtrain_pkg(microhttpd libmicrohttpd OPTIONAL "the tests of S3 and bench_checkpoint are left out")
 gtrain_pkg(ucx ucx OPTIONAL "one machine only")
 # TorchConfig warns loudly about missing optional parts; only what is printed in our table matters. Under a
 # sanitizer libtorch, which is not instrumented, would only add noise.
