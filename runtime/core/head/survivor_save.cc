@@ -1,7 +1,6 @@
 #include "runtime/core/head/survivor_save.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "runtime/core/head/cells.h"
+#include "runtime/core/head/gang.h"
 #include "runtime/core/head/grants.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/members.h"
@@ -47,12 +47,15 @@ int RanksOf(const Job& job, const std::vector<const RankPlace*>& who) {
   return CopiesOf(cells, job.demand.unit, most) * job.demand.unit;
 }
 
-// So many ranks of the placement are where one of them waits: else a process would be started.
-bool GoOn(const plan::Placement& placement, const std::vector<const RankPlace*>& who, int ranks) {
-  std::map<NodeId, int> there;
-  for (const RankPlace* place : who) ++there[place->node];
-  const auto goes_on = [&](const plan::RankSlot& slot) { return --there[slot.node] >= 0; };
-  return placement.placed && std::ranges::count_if(placement.ranks, goes_on) >= ranks;
+// All ranks that the placement makes are processes that wait: where these are of other parts of a mesh, or a
+// machine is avoided, one would be started.
+bool AllGoOn(const Job& job, const plan::Placement& placement, int ranks) {
+  if (!placement.placed) return false;
+  GenerationGrant trial;
+  Divide(job, ToRankPlaces(placement), trial);
+  return trial.world_size == ranks && std::ranges::none_of(trial.ranks, [](const RankPlace& place) {
+           return place.process.generation.value == 0;
+         });
 }
 
 // The newest generation has fewer ranks than the job file asks for.
@@ -101,7 +104,7 @@ bool SurvivorSave::Begin(Job& job, Instant now) {
   job.demand.min = job.demand.max = ranks;
   job.demand.asked = 0;
   plan::Placement placement = placer_.PlacementFor(job);
-  const bool goes_on = GoOn(placement, who, ranks);
+  const bool goes_on = AllGoOn(job, placement, ranks);
   if (goes_on) {
     GT_PROBE("head.survivors_save");
     placement.reason = absl::StrCat(ranks, ranks == 1 ? " rank that is" : " ranks that are",
