@@ -15,6 +15,7 @@
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/members.h"
 #include "runtime/core/head/newcomers.h"
+#include "runtime/core/head/survivor_save.h"
 #include "runtime/core/values/rank_notes.h"
 
 namespace gtrain::core {
@@ -86,6 +87,7 @@ void CountPlaces(Job& job) {
   const int whole = job.RanksOf(grant);
   job.coming_up = whole - grant.world_size;
   job.joined = 0;
+  job.too_few = SurvivorSave::IsTooFew(grant, job.demand);
   if (job.demand.count_nodes) job.per_node = std::max(1, whole / std::max(1, job.SizeOf(grant)));
 }
 

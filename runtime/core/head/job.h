@@ -164,6 +164,7 @@ struct Job {
   std::string newcomer_ended;                       // why the last one did; empty: one has come up since
   int join_failures = 0;                            // in a row
   std::optional<Instant> keep_until;                // no longer, where no room is found
+  bool too_few = false;                             // ranks has the newest one, for what the job file says
   bool saves = false;                               // the next generation is a SurvivorSave
   bool save_tried = false;                          // the newest one was
   std::set<ProcessId> hung;                         // that are to blame for its end: they do not go on

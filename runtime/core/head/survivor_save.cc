@@ -58,14 +58,6 @@ bool AllGoOn(const Job& job, const plan::Placement& placement, int ranks) {
          });
 }
 
-// The newest generation has fewer ranks than the job file asks for.
-bool IsTooFew(const Job& job) {
-  if (!job.demand.count_nodes) return job.record.grant->world_size < job.demand.min;
-  std::set<NodeId> nodes;
-  for (const RankPlace& place : job.record.grant->ranks) nodes.insert(place.node);
-  return std::ssize(nodes) < job.demand.min;
-}
-
 // All ranks have come to it: what waits in a barrier may not hear that it is to save.
 bool AllJoined(const Job& job) {
   return job.record.state == JobState::kRunning && std::ranges::all_of(job.ranks, [](const RankLive& rank) {
@@ -75,9 +67,17 @@ bool AllJoined(const Job& job) {
 
 }  // namespace
 
+bool SurvivorSave::IsTooFew(const GenerationGrant& grant, const plan::Demand& demand) {
+  if (!demand.count_nodes) return grant.world_size < demand.min;
+  std::set<NodeId> nodes;
+  for (const RankPlace& place : grant.ranks) nodes.insert(place.node);
+  return std::ssize(nodes) < demand.min;
+}
+
 bool SurvivorSave::IsDue(const Job& job) {
   if (!job.spec.in_place || !job.record.grant || job.kept.empty()) return false;
-  if (job.save_tried || IsTooFew(job)) return false;          // also where an earlier head has tried
+  // The second also where an earlier head has tried.
+  if (job.save_tried || job.too_few) return false;
   if (!job.checkpoint && job.location.empty()) return false;  // it saves nothing
   if (!job.record.faults.empty() && job.record.faults.back().kind == FaultKind::kStorage) return false;
   const std::optional<int64_t> step = StepOf(job);
@@ -85,7 +85,7 @@ bool SurvivorSave::IsDue(const Job& job) {
 }
 
 bool SurvivorSave::IsOne(const Job& job) {
-  return job.Live() && job.spec.in_place && (job.record.after_save != Ending::kNone || IsTooFew(job));
+  return job.Live() && job.spec.in_place && (job.record.after_save != Ending::kNone || job.too_few);
 }
 
 bool SurvivorSave::Begin(Job& job, Instant now) {
@@ -97,7 +97,7 @@ bool SurvivorSave::Begin(Job& job, Instant now) {
   });
   const int ranks = RanksOf(job, who);
   if (ranks == 0) return false;
-  // The others of the job's demand hold for what it asks for: how many, and not of what.
+  // How many ranks it asks for is left aside meanwhile, and what each of them needs is not.
   const plan::Demand whole = job.demand;
   const bool asked = job.sizing.asked;
   job.demand.count_nodes = false;
@@ -113,6 +113,7 @@ bool SurvivorSave::Begin(Job& job, Instant now) {
     grants_.Grant(job, placement, now);
   }
   job.demand = whole;
+  job.too_few = IsTooFew(*job.record.grant, whole);
   job.sizing.asked = asked;
   return goes_on;
 }

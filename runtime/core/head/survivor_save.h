@@ -12,8 +12,9 @@
 // the storage ends it like any other. A head that restarts finds by the size of the grant what it is for, or
 // by the record of the job.
 //
-// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look
-// costs O(n) for n ranks, and where it is due a placement and what re-forming costs (newcomers.h).
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at a
+// job that trains costs O(1), at one that waits, or saves and has n ranks, O(n); where it is due it costs two
+// placements and what re-forming does (newcomers.h).
 #pragma once
 #include <optional>
 
@@ -31,6 +32,8 @@ class SurvivorSave {
   SurvivorSave(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life)
       : context_(context), model_(model), placer_(placer), grants_(grants), life_(life) {}
 
+  // Fewer ranks, or nodes, than the job file asks for: Job::too_few.
+  static bool IsTooFew(const GenerationGrant& grant, const plan::Demand& demand);
   // Whether processes that wait know steps that no checkpoint has, could save them, and have not tried.
   static bool IsDue(const Job& job);
   // The live generation is there to save: its job ends then, or it has fewer ranks than the job file asks
