@@ -116,6 +116,7 @@ GT_FIELDS(core::JobStatus) {
   GT_STRUCT(goodput, Goodput);
   GT_ENUM(after_save, AfterSave, core::Ending::kFail);
   GT_TEXT(after_save_reason, AfterSaveReason, kSentenceBytesMax);
+  GT_PLAIN(saves, Saves);
 }
 // proto::JobRecord has the fields of both, with the same names.
 GT_FIELDS(core::JobRecord) {

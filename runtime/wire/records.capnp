@@ -126,6 +126,7 @@ struct JobRecord {
   goodput @44 :Goodput;
   afterSave @45 :Ending;
   afterSaveReason @46 :Text;
+  saves @47 :Bool;
 }
 
 struct JobSubmission {
@@ -173,6 +174,7 @@ struct JobStatus {
   goodput @24 :Goodput;
   afterSave @25 :Ending;
   afterSaveReason @26 :Text;
+  saves @27 :Bool;
 }
 
 struct JobStatusRecord {

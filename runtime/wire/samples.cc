@@ -275,7 +275,8 @@ core::JobRecord SampleJobRecord() {
                        .diverged = true,
                        .goodput = SampleGoodput(),
                        .after_save = core::Ending::kCancel,
-                       .after_save_reason = "stopped by a user"}};
+                       .after_save_reason = "stopped by a user",
+                       .saves = true}};
   job.grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2};
   job.exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}};
   job.unreleased = {NodeId("n1")};

@@ -495,7 +495,7 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
   }
   const bool ends = record != nullptr && record->after_save != core::Ending::kNone;
   const bool have = absl::StartsWith(reason, "the ranks that are left have");
-  if (ends || (have && IsTooFew(truth.grant))) {
+  if (ends || (have && record != nullptr && record->saves)) {
     ++kernel_.counts["too few have saved"];
     return std::nullopt;
   }

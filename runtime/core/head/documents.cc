@@ -312,7 +312,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   now.timeline = record.timeline;
   now.world_size = record.grant ? record.grant->world_size : 0;
   now.restarts = record.restarts;
-  now.exit_code = record.exit_code;
+  if (IsFinal(record.state)) now.exit_code = record.exit_code;
   now.user = record.owner;
   now.submitted_at = record.submitted_at;
   now.started_at = record.started_at;

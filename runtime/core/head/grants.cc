@@ -15,7 +15,6 @@
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/members.h"
 #include "runtime/core/head/newcomers.h"
-#include "runtime/core/head/survivor_save.h"
 #include "runtime/core/values/rank_notes.h"
 
 namespace gtrain::core {
@@ -87,7 +86,6 @@ void CountPlaces(Job& job) {
   const int whole = job.RanksOf(grant);
   job.coming_up = whole - grant.world_size;
   job.joined = 0;
-  job.too_few = SurvivorSave::IsTooFew(grant, job.demand);
   if (job.demand.count_nodes) job.per_node = std::max(1, whole / std::max(1, job.SizeOf(grant)));
 }
 
@@ -141,8 +139,8 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   GenerationGrant grant = NextOf(job);
   const std::map<ProcessId, Instant> since = WaitingSince(job);
   Divide(job, ToRankPlaces(placement), grant);
-  job.save_tried = std::exchange(job.saves, false);
-  if (job.save_tried) StartNothing(grant);
+  record.saves = std::exchange(job.saves_next, false);
+  if (record.saves) StartNothing(grant);
   const bool alone = std::exchange(job.sizing.alone, false) && StartNothing(grant);
   for (const NodeId& id : NodesOf(grant, placement.nodes))
     grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));

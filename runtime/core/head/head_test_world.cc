@@ -37,6 +37,7 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
   for (const std::string& word : words) {
     if (word == "fenced") spec.overlap = spec::Overlap::kWait;
     if (word == "one-per-node") spec.ranks_per_node = 1;
+    if (word == "two-per-node") spec.ranks_per_node = 2;
     if (word == "in-twos") spec.mesh = {{"dp", std::nullopt}, {"tp", 2}};
     if (word == "in-fours") spec.mesh = {{"dp", std::nullopt}, {"tp", 4}};
     if (word == "in-place") spec.in_place = true;

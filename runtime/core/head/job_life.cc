@@ -296,11 +296,19 @@ void JobLife::KeepProgress(Job& job) {
   }
 }
 
+int JobLife::ExitCodeOf(const JobRecord& record) {
+  if (record.faults.empty()) return 1;
+  const FaultRecord& fault = record.faults.back();
+  if (fault.cause == ExitCause::kExited) return std::max(1, fault.exit_code);
+  return fault.signal > 0 ? 128 + fault.signal : 1;
+}
+
 void JobLife::FinishSaved(Job& job, Ending ending, std::string reason) {
   GT_CHECK(ending == Ending::kFail || ending == Ending::kCancel);
   job.record.after_save = ending;
   job.record.after_save_reason = Shortened(std::move(reason), kReasonBytesMax);
-  if (!SurvivorSave::IsDue(job)) return FinishAfterSave(job);
+  if (!SurvivorSave::IsDue(job) || recovery_.AwaitsWord(job.record.id)) return FinishAfterSave(job);
+  if (ending == Ending::kFail) job.record.exit_code = ExitCodeOf(job.record);
   GT_PROBE("head.saves_before_the_end");
   job.not_before.reset();
   model_.schedule = true;
@@ -321,14 +329,9 @@ void JobLife::Finish(Job& job, JobState state, std::string reason) {
     case JobState::kCancelled:
       record.exit_code = 130;
       break;
-    default: {
-      record.exit_code = 1;
-      if (!record.faults.empty() && record.faults.back().cause == ExitCause::kExited) {
-        record.exit_code = std::max(1, record.faults.back().exit_code);
-      } else if (!record.faults.empty() && record.faults.back().signal > 0) {
-        record.exit_code = 128 + record.faults.back().signal;
-      }
-    }
+    default:
+      // Not that of what came while it saved.
+      if (record.after_save != Ending::kFail || !record.exit_code) record.exit_code = ExitCodeOf(record);
   }
   record.waits_for_storage = false;
   record.ended_at = context_.Wall(context_.step_at());

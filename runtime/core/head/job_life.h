@@ -46,6 +46,7 @@ class JobLife {
   void ContinueEnding(Job& job, Instant now);
 
  private:
+  static int ExitCodeOf(const JobRecord& record);  // of a job that has failed
   Instant MayWriteUntil(const Job& job, const Node& node) const;
   void AwaitFence(Job& job, const std::string& hostnames, Instant now);
   void SayWhoEndedMeanwhile(Job& job, Ending ending);

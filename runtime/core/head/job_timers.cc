@@ -164,7 +164,7 @@ std::optional<Instant> JobTimers::NextDeadline(const Job& job) const {
   sooner(job.start_deadline);
   sooner(job.return_deadline);
   sooner(leaves_.NextDeadline(job));
-  sooner(SurvivorSave::NextDeadline(job));
+  sooner(save_.NextDeadline(job));
   sooner(newcomers_.NextDeadline(job));
   sooner(sizing_.GrowsInPlaceAt(job));
   sooner(job.links_at);

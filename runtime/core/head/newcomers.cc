@@ -70,7 +70,7 @@ int AbsentOf(const Job& job) {
 }
 
 // Members that go on and are still in the step that the generation before began: until the last has come
-// nobody computes in this one, and there is nothing to interrupt. They look once more before they join.
+// nobody computes in this one, and there is nothing to interrupt. Once: else who hangs there was never found.
 bool AwaitsWhoGoesOn(const Job& job) {
   for (size_t i = 0; i < job.ranks.size(); ++i) {
     const bool goes_on = job.record.grant->ranks[i].process.generation.value != 0;
@@ -117,7 +117,7 @@ absl::Duration FewSteps(const Job& job, absl::Duration least) {
 std::optional<Instant> DueAt(const Job& job) {
   std::optional<Instant> due = job.join_at;
   if (due && !job.low_step && job.running_since) {
-    const bool begun = AbsentOf(job) == 0 && !AwaitsWhoGoesOn(job);
+    const bool begun = AbsentOf(job) == 0 && (job.interrupted || !AwaitsWhoGoesOn(job));
     due = std::max(*due, *job.running_since + (begun ? FewSteps(job, kStepBy) : kStillBy));
   }
   if (due && job.pause_asked && job.ranks[0].status.pause == RankPause::kMay)
@@ -338,6 +338,7 @@ void Newcomers::Join(Job& job, int ready, Instant now) {
   if (ready == 0) GT_PROBE("head.newcomers_again");
   job.join_at.reset();
   job.no_room = false;
+  job.interrupted = !job.low_step && AwaitsWhoGoesOn(job);
   std::string what =
       WantedOf(job) > 0 ? "ranks that were to join are started anew" : "spares are started beside the ranks";
   if (ready > 0) {

@@ -350,6 +350,27 @@ TEST_F(NewcomersTest, NobodyWaitsForAStepThatCannotBegin) {
   EXPECT_TRUE(Sent<Revoke>()[0].second.keep);
 }
 
+// P3: it is found out also where spares come and go meanwhile.
+TEST_F(NewcomersTest, WhoHangsIsFoundBesideSparesThatComeAndGo_P3) {
+  const JobId job = TwoAndASpare();
+  Kill("1", job, 2, 2);
+  bool found = false;
+  for (int i = 0; i < 40 && !found; ++i) {
+    const GenerationGrant grant = Newest();
+    const uint64_t generation = grant.generation.value;
+    IsNow(grant.ranks[0].node.value, job, generation, 0, RankState::kJoined);
+    IsNow(grant.ranks[1].node.value, job, generation, 1, RankState::kRunning);
+    for (const RankPlace& spare : grant.waiting) {
+      IsNow(spare.node.value, job, generation, spare.rank, RankState::kJoined);
+      Kill(spare.node.value, job, generation, spare.rank);
+    }
+    Pass(absl::Seconds(5), {"1", "2"});
+    for (const std::string& fault : Events(job, "fault")) found = found || fault.find("hangs") != fault.npos;
+    if (Newest().generation == grant.generation && Status(job).at("state") == "RECONFIGURING") GoneBut({});
+  }
+  EXPECT_TRUE(found);
+}
+
 // Nor is the step in which ranks are asked to stand still, where it is the first of its generation and of the
 // job, so that no speed is known.
 TEST_F(NewcomersTest, ALongStepIsNotInterruptedForWhoComes) {

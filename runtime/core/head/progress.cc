@@ -77,6 +77,7 @@ void Progress::UpdateProgress(Job& job, Instant now) {
   if (fell && !AllBeganAnew(job)) return;
   if (fell) job.rate_over.clear();
   MeasureRate(job, low, now);
+  if (!job.low_step) job.interrupted = false;
   if (!job.low_step && job.running_since) job.step_time = std::max(job.step_time, now - *job.running_since);
   job.low_step = low;
   job.goodput.Advance(now);

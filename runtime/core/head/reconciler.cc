@@ -12,12 +12,13 @@
 #include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/rank_news.h"
 #include "runtime/core/head/recovery.h"
+#include "runtime/core/head/survivor_save.h"
 
 namespace gtrain::core {
 
 Reconciler::Reconciler(HeadContext& context, HeadModel& model, Recovery& recovery, JobLife& life,
                        Grants& grants, Faults& faults, Newcomers& newcomers, RankNews& ranks, Leaves& leaves,
-                       Copies& copies)
+                       Copies& copies, SurvivorSave& save)
     : context_(context),
       model_(model),
       config_(context.config()),
@@ -28,7 +29,8 @@ Reconciler::Reconciler(HeadContext& context, HeadModel& model, Recovery& recover
       newcomers_(newcomers),
       ranks_(ranks),
       leaves_(leaves),
-      copies_(copies) {}
+      copies_(copies),
+      save_(save) {}
 
 void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated,
                            Instant now) {
@@ -98,6 +100,10 @@ void Reconciler::FinishUnrecordedStop(Job& job, const NodeId& node, const Held& 
   });
   if (!stopping || !job.Live() || !job.HoldsNode(node)) return;
   GT_PROBE("head.finishes_unrecorded_stop");
+  if (job.record.after_save != Ending::kNone) {
+    return life_.BeginEnding(job, job.record.after_save, EndMode::kStop, job.spec.stop_grace,
+                             job.record.after_save_reason, now);
+  }
   life_.BeginEnding(job, Ending::kCancel, EndMode::kStop, job.spec.stop_grace,
                     model_.cluster.recovering
                         ? "its agents were told to stop it before the head's records were lost"
@@ -151,7 +157,9 @@ void Reconciler::ReconcileNewest(Job& job, const Node& node, const Held& held, b
     if (generation->generation == job.record.generation) newcomers_.OnHeld(job, id, *generation, now);
   }
   if (!job.Live()) return;
-  if (job.told_at && job.leave) leaves_.TellRanks(job, id, now);  // it may not have heard
+  // It may not have heard.
+  if (job.told_at && job.leave) leaves_.TellRanks(job, id, now);
+  if (job.told_at && !job.leave && SurvivorSave::IsOne(job)) save_.Tell(job, id);
   ranks_.SayWhoLeft(job, &id);
 }
 

@@ -19,12 +19,14 @@ class JobLife;
 class Leaves;
 class Newcomers;
 class RankNews;
+class SurvivorSave;
 class Recovery;
 
 class Reconciler {
  public:
   Reconciler(HeadContext& context, HeadModel& model, Recovery& recovery, JobLife& life, Grants& grants,
-             Faults& faults, Newcomers& newcomers, RankNews& ranks, Leaves& leaves, Copies& copies);
+             Faults& faults, Newcomers& newcomers, RankNews& ranks, Leaves& leaves, Copies& copies,
+             SurvivorSave& save);
 
   // Settles all that the node said in its hello.
   void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated, Instant now);
@@ -53,6 +55,7 @@ class Reconciler {
   RankNews& ranks_;
   Leaves& leaves_;
   Copies& copies_;
+  SurvivorSave& save_;
 };
 
 }  // namespace gtrain::core

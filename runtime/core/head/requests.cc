@@ -237,6 +237,12 @@ absl::StatusOr<std::string> Requests::Submit(const PeerMessage& event, const std
   return OneLine({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
 }
 
+// No generation lives, and none is being ended.
+void Requests::StopBetween(Job& job, std::string reason, bool at_once) {
+  if (at_once) return life_.Finish(job, JobState::kCancelled, std::move(reason));
+  life_.FinishSaved(job, Ending::kCancel, std::move(reason));
+}
+
 // First stop: TERM and stop_grace, the ranks may save. Second: KILL.
 absl::StatusOr<std::string> Requests::Stop(const Peer& peer, const ClientStop& stop, Instant now) {
   Job* job = model_.FindJob(stop.job);
@@ -248,15 +254,11 @@ absl::StatusOr<std::string> Requests::Stop(const Peer& peer, const ClientStop& s
   if (IsFinal(record.state)) return reply("over");
   const std::string reason = absl::StrCat("stopped by ", OwnerName(peer), stop.reason.empty() ? "" : ": ",
                                           Shortened(stop.reason, 1 << 10));
+  const bool again = record.ending == Ending::kCancel || record.after_save == Ending::kCancel;
   if (!job->Live() && record.ending == Ending::kNone) {
-    if (stop.now || record.after_save == Ending::kCancel) {
-      life_.Finish(*job, JobState::kCancelled, reason);
-    } else {
-      life_.FinishSaved(*job, Ending::kCancel, reason);
-    }
+    StopBetween(*job, reason, again || stop.now);
     return reply(IsFinal(record.state) ? "over" : "graceful");
   }
-  const bool again = record.ending == Ending::kCancel;
   if (again) GT_PROBE("head.second_stop");
   if (!again && !job->Live()) GT_PROBE("head.stop_while_ending");
   const EndMode mode = again || stop.now ? EndMode::kStopNow : EndMode::kStop;

@@ -57,6 +57,7 @@ class Requests {
                      const std::string& name, Instant now) const;
   absl::Status MayBeStored(const JobRecord& record) const;
   absl::StatusOr<std::string> Stop(const Peer& peer, const ClientStop& stop, Instant now);
+  void StopBetween(Job& job, std::string reason, bool at_once);
   absl::StatusOr<std::string> Shutdown(const ClientShutdown& shutdown, Instant now);
 
   HeadContext& context_;

@@ -239,14 +239,17 @@ void Sizing::Resize(Job& job, Instant now) {
     absl::StrAppend(&fault.message, ", from the checkpoint of step ", job.checkpoint->step);
   KeepWhatWorked(job, now);
   // All of its ranks run, and nothing is known that got further.
-  if (job.GrantOf(job.sizing.worked) == nullptr) job.sizing.worked = job.record.generation;
+  if (job.GrantOf(job.sizing.worked) == nullptr && !job.record.saves)
+    job.sizing.worked = job.record.generation;
   faults_.Fail(job, std::move(fault), now);
-  job.sizing.planned = true;  // of the generation that follows, whatever this one had come to
+  // Of the generation that follows, whatever this one had come to; what had too few ranks is whole again.
+  job.sizing.planned = !job.record.saves;
 }
 
 // ---------------------------------------------------------------- what does not work
 
 void Sizing::KeepWhatWorked(Job& job, Instant now) {
+  if (job.record.saves) return;  // with too few, which is nothing to go back to
   // Of what it should have some are on their way: it has the size that worked, less what was lost.
   if (job.RanksOf(*job.record.grant) > job.record.grant->world_size) return;
   const bool speaks = job.checkpoint || job.record.last_step;
@@ -412,6 +415,9 @@ bool Sizing::CouldGrow(const Job& job) {
 // Describes the pending change of the job's size; empty: there is none.
 std::string Sizing::PendingText(const Job& job) {
   const int size = job.Size(), wanted = job.demand.max;
+  if (job.record.after_save != Ending::kNone)
+    return absl::StrCat("; then it ends: ", job.record.after_save_reason);
+  if (job.record.saves) return "";
   if (job.sizing.failed) {
     return absl::StrCat("; it does not grow by itself for now: with ",
                         Counted(static_cast<int64_t>(job.sizing.failed->ranks), "ranks"), " it failed");

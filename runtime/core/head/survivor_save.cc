@@ -60,40 +60,31 @@ bool AllGoOn(const Job& job, const plan::Placement& placement, int ranks) {
 
 // All ranks have come to it: what waits in a barrier may not hear that it is to save.
 bool AllJoined(const Job& job) {
-  return job.record.state == JobState::kRunning && std::ranges::all_of(job.ranks, [](const RankLive& rank) {
-           return rank.status.state == RankState::kJoined;
-         });
+  return std::ranges::all_of(job.ranks, [](const RankLive& rank) {
+    return rank.status.state == RankState::kJoined || rank.exit >= 0;
+  });
 }
 
 }  // namespace
 
-bool SurvivorSave::IsTooFew(const GenerationGrant& grant, const plan::Demand& demand) {
-  if (!demand.count_nodes) return grant.world_size < demand.min;
-  std::set<NodeId> nodes;
-  for (const RankPlace& place : grant.ranks) nodes.insert(place.node);
-  return std::ssize(nodes) < demand.min;
-}
-
 bool SurvivorSave::IsDue(const Job& job) {
   if (!job.spec.in_place || !job.record.grant || job.kept.empty()) return false;
-  // The second also where an earlier head has tried.
-  if (job.save_tried || job.too_few) return false;
+  if (job.record.saves) return false;                         // it has been tried
   if (!job.checkpoint && job.location.empty()) return false;  // it saves nothing
   if (!job.record.faults.empty() && job.record.faults.back().kind == FaultKind::kStorage) return false;
   const std::optional<int64_t> step = StepOf(job);
   return step && (!job.checkpoint || job.checkpoint->step < *step) && RanksOf(job, WhoWaits(job)) > 0;
 }
 
-bool SurvivorSave::IsOne(const Job& job) {
-  return job.Live() && job.spec.in_place && (job.record.after_save != Ending::kNone || job.too_few);
-}
+bool SurvivorSave::IsOne(const Job& job) { return job.Live() && job.record.saves; }
 
 bool SurvivorSave::Begin(Job& job, Instant now) {
   if (!IsDue(job)) return false;
   std::vector<const RankPlace*> who = WhoWaits(job);
   std::erase_if(who, [&](const RankPlace* place) {
     const auto node = model_.nodes.find(place->node);
-    return node == model_.nodes.end() || !node->second.Usable();
+    return node == model_.nodes.end() || !node->second.Usable() ||
+           std::ranges::count(job.record.avoided, place->node, &AvoidedNode::node) > 0;
   });
   const int ranks = RanksOf(job, who);
   if (ranks == 0) return false;
@@ -103,31 +94,39 @@ bool SurvivorSave::Begin(Job& job, Instant now) {
   job.demand.count_nodes = false;
   job.demand.min = job.demand.max = ranks;
   job.demand.asked = 0;
+  job.demand.ranks_per_node.reset();  // a node may have lost one
   plan::Placement placement = placer_.PlacementFor(job);
   const bool goes_on = AllGoOn(job, placement, ranks);
   if (goes_on) {
     GT_PROBE("head.survivors_save");
     placement.reason = absl::StrCat(ranks, ranks == 1 ? " rank that is" : " ranks that are",
                                     " left, to save what only ", ranks == 1 ? "it knows" : "they know");
-    job.saves = true;
+    job.saves_next = true;
     grants_.Grant(job, placement, now);
   }
   job.demand = whole;
-  job.too_few = IsTooFew(*job.record.grant, whole);
   job.sizing.asked = asked;
   return goes_on;
+}
+
+// Who has not come by then hangs, and is found out by others.
+bool SurvivorSave::MayTell(const Job& job, Instant now) const {
+  if (job.record.state != JobState::kRunning || !job.running_since) return false;
+  return AllJoined(job) || now >= *job.running_since + context_.config().return_timeout;
+}
+
+void SurvivorSave::Tell(const Job& job, const NodeId& node) {
+  context_.Send(node, SendKind::kReply,
+                NoticeRanks{model_.epoch(), job.record.id, job.record.generation, kSaveBy, job.notices});
 }
 
 void SurvivorSave::Step(Job& job, Instant now) {
   if (!IsOne(job)) return;
   if (!job.told_at) {
-    if (!AllJoined(job)) return;
+    if (!MayTell(job, now)) return;
     ++job.notices;
     job.told_at = now + kSaveBy;
-    for (const NodePlace& place : job.record.grant->nodes) {
-      context_.Send(place.node, SendKind::kReply,
-                    NoticeRanks{model_.epoch(), job.record.id, job.record.generation, kSaveBy, job.notices});
-    }
+    for (const NodePlace& place : job.record.grant->nodes) Tell(job, place.node);
     context_.Emit(job, "notice", "the ranks that are left are told to save");
     context_.Dirty(job);
   }
@@ -135,8 +134,7 @@ void SurvivorSave::Step(Job& job, Instant now) {
   if (job.checkpointed) GT_PROBE("head.survivors_saved");
   const std::string how = job.checkpointed
                               ? absl::StrCat("the ranks that are left have saved step ", job.checkpoint->step)
-                              : absl::StrCat("the ranks that are left have committed no checkpoint within ",
-                                             PrintDuration(kSaveBy));
+                              : "the ranks that are left have committed no checkpoint in time";
   if (job.record.after_save == Ending::kNone)
     return life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, context_.config().reform_grace, how,
                              now);
@@ -144,10 +142,11 @@ void SurvivorSave::Step(Job& job, Instant now) {
   life_.BeginEnding(job, job.record.after_save, EndMode::kStop, job.spec.stop_grace, why, now);
 }
 
-std::optional<Instant> SurvivorSave::NextDeadline(const Job& job) {
+std::optional<Instant> SurvivorSave::NextDeadline(const Job& job) const {
   if (!IsOne(job)) return std::nullopt;
-  if (!job.told_at) return AllJoined(job) ? std::optional(Instant()) : std::nullopt;
-  return job.checkpointed ? Instant() : *job.told_at;
+  if (job.told_at) return job.checkpointed ? Instant() : *job.told_at;
+  if (job.record.state != JobState::kRunning || !job.running_since) return std::nullopt;
+  return AllJoined(job) ? Instant() : *job.running_since + context_.config().return_timeout;
 }
 
 }  // namespace gtrain::core

@@ -8,9 +8,8 @@
 // (JobStatus::after_save). They train on meanwhile, a few steps with fewer ranks than asked for; of the same
 // batches, since these do not depend on the number of ranks.
 //
-// It is done once for each generation that has ranks enough. A fault of these ranks, of their machines or of
-// the storage ends it like any other. A head that restarts finds by the size of the grant what it is for, or
-// by the record of the job.
+// It is done once for each generation that has ranks enough, whatever heads there are (JobStatus::saves). A
+// fault of these ranks, of their machines or of the storage ends it like any other.
 //
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at a
 // job that trains costs O(1), at one that waits, or saves and has n ranks, O(n); where it is due it costs two
@@ -32,8 +31,6 @@ class SurvivorSave {
   SurvivorSave(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life)
       : context_(context), model_(model), placer_(placer), grants_(grants), life_(life) {}
 
-  // Fewer ranks, or nodes, than the job file asks for: Job::too_few.
-  static bool IsTooFew(const GenerationGrant& grant, const plan::Demand& demand);
   // Whether processes that wait know steps that no checkpoint has, could save them, and have not tried.
   static bool IsDue(const Job& job);
   // The live generation is there to save: its job ends then, or it has fewer ranks than the job file asks
@@ -43,9 +40,13 @@ class SurvivorSave {
   // Grants it, after Placer::CheckViews. False: none is due, or it finds no room.
   bool Begin(Job& job, Instant now);
   void Step(Job& job, Instant now);
-  static std::optional<Instant> NextDeadline(const Job& job);
+  std::optional<Instant> NextDeadline(const Job& job) const;
+  // Once more, where the node may not have heard it.
+  void Tell(const Job& job, const NodeId& node);
 
  private:
+  bool MayTell(const Job& job, Instant now) const;
+
   HeadContext& context_;
   HeadModel& model_;
   Placer& placer_;

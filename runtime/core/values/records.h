@@ -121,6 +121,7 @@ struct JobStatus {
   // How the job ends, or has ended, and why, once the ranks that are left of it have saved; kNone: not so.
   Ending after_save = Ending::kNone;
   std::string after_save_reason;
+  bool saves = false;  // the newest generation is there for that, and may have too few ranks
   bool operator==(const JobStatus&) const = default;
 };
 
