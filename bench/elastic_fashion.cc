@@ -165,6 +165,7 @@ struct Cost {
   int64_t victims_ahead = 0;   // steps that a victim applied and the others did not take over
   int64_t computed_again = 0;  // by all ranks together
   int64_t most_a_kill = 0;     // by one rank
+  size_t stood_still = 0;      // survivors of a kill of which one stepped and this one never again
   std::vector<double> survivors_ms, all_ms;
 };
 
@@ -178,16 +179,21 @@ const Applied* FirstBehind(const std::vector<Applied>& updates, const Kill& kill
 
 void CountKill(const Training& training, const Kill& kill, Cost& cost) {
   int64_t survivors = kill.at_ns, all = kill.at_ns, first_step = 0;
+  size_t still = 0;
   for (const pid_t pid : kill.survivors) {
     const auto updates = training.updates.find(pid);
-    if (updates == training.updates.end()) continue;
-    const Applied* const first = FirstBehind(updates->second, kill);
-    if (first == nullptr) continue;
+    const Applied* const first =
+        updates == training.updates.end() ? nullptr : FirstBehind(updates->second, kill);
+    if (first == nullptr) {
+      ++still;
+      continue;
+    }
     survivors = std::max(survivors, first->at_ns);
     cost.most_a_kill = std::max(cost.most_a_kill, first->fourth - 1);
     first_step = first_step == 0 ? first->step : std::min(first_step, first->step);
   }
   if (first_step == 0) return;  // it ended with the training
+  cost.stood_still += still;
   all = survivors;
   for (const auto& [pid, updates] : training.updates) {
     const bool came = updates[0].generation == kill.generation + 1;
@@ -230,6 +236,7 @@ bool Print(const Fashion& fashion, const Training& alone, const Training& killed
               kMembers, fashion.epochs(), cost.steps, killed.kills.size());
   std::printf("  %-52s %zu of %zu times\n", "survivors that kept their process",
               survivals - killed.replaced.size(), survivals);
+  std::printf("  %-52s %zu\n", "survivors that stepped no more while others did", cost.stood_still);
   std::printf("  %-52s %ld\n", "applied steps undone, made twice or left out",
               cost.applied_twice + cost.victims_ahead);
   std::printf("  %-52s %ld; in all by all ranks %ld\n", "steps a rank computed again for one kill, at most",
@@ -243,8 +250,8 @@ bool Print(const Fashion& fashion, const Training& alone, const Training& killed
   std::printf("  %-52s %s\n", "each sample of each epoch once (gtrain data audit)",
               killed.exact ? "yes" : "NO");
   const bool good = killed.replaced.empty() && cost.applied_twice + cost.victims_ahead == 0 &&
-                    cost.most_a_kill <= 1 && std::abs(points) <= kPointsAtMost && killed.exact &&
-                    !cost.survivors_ms.empty();
+                    cost.stood_still == 0 && cost.most_a_kill <= 1 && std::abs(points) <= kPointsAtMost &&
+                    killed.exact && !cost.survivors_ms.empty();
   std::printf("  %s\n", good ? "all as it must be" : "NOT AS IT MUST BE");
   return good;
 }
