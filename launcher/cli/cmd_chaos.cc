@@ -168,6 +168,10 @@ class Chaos {
     return true;
   }
 
+  // The end of the generation, which a signal brings about, may kill the command that gave it: then its exit
+  // code is above this.
+  static constexpr int kKilled = 128;
+
   // Its exit code.
   absl::StatusOr<int> Exec(int rank, std::vector<std::string> argv) {
     GT_ASSIGN_OR_RETURN(
@@ -181,8 +185,6 @@ class Chaos {
 
   absl::Status Signal(const RankDoc& victim) {
     GT_ASSIGN_OR_RETURN(const int exit_code, Exec(victim.rank, plan_.Command(victim.pid)));
-    // The end of the generation, which the signal brings about, may kill the command that gave it.
-    constexpr int kKilled = 128;
     if (exit_code == 0 || exit_code > kKilled) return absl::OkStatus();
     return absl::UnavailableError(plan_.WhyNot(exit_code));
   }
@@ -271,8 +273,10 @@ class Chaos {
       pids.push_back(rank.pid);
     }
     if (!pids.empty()) {
-      const absl::Status killed = Exec(beside, ChaosPlan::KillCommand(pids)).status();
-      if (!killed.ok()) Say(absl::StrCat("rank ", beside, " on ", hostname, ": ", killed.message()));
+      const absl::StatusOr<int> killed = Exec(beside, ChaosPlan::KillCommand(pids));
+      if (!killed.ok()) Say(absl::StrCat("rank ", beside, " on ", hostname, ": ", killed.status().message()));
+      if (killed.ok() && *killed != 0 && *killed <= kKilled)
+        Say(absl::StrCat(hostname, ": no process of the job was there any more to be killed"));
     }
     return Drain(hostname, kAtOnce);
   }
