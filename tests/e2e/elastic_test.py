@@ -594,7 +594,9 @@ class ElasticRunTest(harness.GtrainTest):
         os.kill(keeper, signal.SIGSTOP)
         for rank in (1, 2):
             os.kill(pids[rank], signal.SIGKILL)
-        wait_until('their ends', lambda: not any(harness.alive(pids[rank]) for rank in (1, 2)))
+        # A process is a zombie when its first thread has ended, and its parent hears of it when the last one has.
+        wait_until('the end of all their threads', lambda: all(
+            not harness.alive(pids[rank]) and len(os.listdir(f'/proc/{pids[rank]}/task')) == 1 for rank in (1, 2)))
         os.kill(keeper, signal.SIGCONT)
         wait_until('the next generation', lambda: self.job('pair')['generation'] > 1 and self.job('pair')['state'] == 'RUNNING')
         why = json.loads(self.gtrain('why', 'pair', '--json').stdout)['first_fault']['message']
