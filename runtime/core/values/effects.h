@@ -79,9 +79,10 @@ enum class SendKind {
 // it for each of them as it leaves.
 class SharedMessage {
  public:
+  // It stands wherever a message does.
   template <typename T>
-  requires std::constructible_from<Message, T> SharedMessage(
-      T&& message)  // NOLINT(google-explicit-constructor): it stands wherever a message does
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  requires std::constructible_from<Message, T> SharedMessage(T&& message)
       : message_(std::make_shared<const Message>(std::forward<T>(message))) {}
   const Message& operator*() const { return *message_; }
   bool operator==(const SharedMessage& other) const { return *message_ == *other.message_; }
