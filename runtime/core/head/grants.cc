@@ -132,7 +132,6 @@ void Grants::LetKeptGo(Job& job, const std::vector<NodeId>& but) {
 }
 
 void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
-  LetKeptGo(job, placement.nodes);
   JobRecord& record = job.record;
   if (record.grant) job.past[record.generation] = *record.grant;
   if (job.past.size() > 16) job.past.erase(job.past.begin());
@@ -142,8 +141,9 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
   record.saves = std::exchange(job.saves_next, false);
   if (record.saves) StartNothing(grant);
   const bool alone = std::exchange(job.sizing.alone, false) && StartNothing(grant);
-  for (const NodeId& id : NodesOf(grant, placement.nodes))
-    grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
+  const std::vector<NodeId> nodes = NodesOf(grant, placement.nodes);
+  for (const NodeId& id : nodes) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
+  LetKeptGo(job, nodes);  // some of the placement may have lost what was to be started there
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
   Keep(record, grant);
   const int stay = MembersThatStay(job, grant);
@@ -185,8 +185,6 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
     life_.Move(job, JobState::kStarting, places);
   }
   for (const NodePlace& place : record.grant->holders) copies_.TellHolder(job, place.node);
-  std::vector<NodeId> nodes;
-  for (const NodePlace& place : record.grant->nodes) nodes.push_back(place.node);
   SendGrant(job, nodes);
 }
 
