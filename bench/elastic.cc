@@ -114,7 +114,8 @@ absl::StatusOr<double> KillOne(const fs::path& folder, size_t ranks, Until until
       return alone ? one.generation > old : one.generation == newest;
     });
     if (first == updates.at(pid).end())
-      return absl::InternalError(absl::StrCat("process ", pid, ", which was not killed, steps no more"));
+      return absl::InternalError(absl::StrCat(
+          "process ", pid, ", which was not killed, steps no more: `gtrain logs` of its job says why"));
     last_ns = std::max(last_ns, first->at_ns);
   }
   return static_cast<double>(last_ns - killed_ns) / 1e6;

@@ -18,7 +18,7 @@ groups=(
   "lint|make check leaves out clang-format and clang-tidy, no make fuzz|clang clang-format clang-tidy"
   "bench|no micro-benchmarks|libbenchmark-dev"
   "ucx|ranks of one job stay on one machine|libucx-dev"
-  "s3|no S3, and its tests are left out|libcurl4-openssl-dev libexpat1-dev libisal-dev libmicrohttpd-dev"
+  "s3|no S3; its tests and bench_checkpoint are left out|libcurl4-openssl-dev libexpat1-dev libisal-dev libmicrohttpd-dev"
   "torch|examples/fashion_mnist and examples/torch_ddp are left out|libtorch-dev zlib1g-dev dataset-fashion-mnist libopenblas0-pthread python3-torch python3-numpy"
   "wheel|no make wheel|binutils python3-pip python3-setuptools python3-wheel python3-venv"
   "nets|tests that cut links are skipped|nftables"

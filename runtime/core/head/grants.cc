@@ -131,15 +131,15 @@ void Grants::LetKeptGo(Job& job, const std::vector<NodeId>& but) {
   job.keep_until.reset();
 }
 
-void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
+void Grants::Grant(Job& job, const plan::Placement& placement, Instant now, bool saves) {
   JobRecord& record = job.record;
   if (record.grant) job.past[record.generation] = *record.grant;
   if (job.past.size() > 16) job.past.erase(job.past.begin());
   GenerationGrant grant = NextOf(job);
   const std::map<ProcessId, Instant> since = WaitingSince(job);
   Divide(job, ToRankPlaces(placement), grant);
-  record.saves = std::exchange(job.saves_next, false);
-  if (record.saves) StartNothing(grant);
+  record.saves = saves;
+  if (saves) StartNothing(grant);
   const bool alone = std::exchange(job.sizing.alone, false) && StartNothing(grant);
   const std::vector<NodeId> nodes = NodesOf(grant, placement.nodes);
   for (const NodeId& id : nodes) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));

@@ -22,7 +22,8 @@ class Grants {
   Grants(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Directories& directories,
          Copies& copies);
 
-  void Grant(Job& job, const plan::Placement& placement, Instant now);
+  // `saves`: it is a SurvivorSave.
+  void Grant(Job& job, const plan::Placement& placement, Instant now, bool saves = false);
   // Sends it again to nodes that may not have it.
   void SendGrant(const Job& job, const std::vector<NodeId>& nodes);
   // Ends processes that wait for another generation, but those on the nodes `but`.

@@ -164,7 +164,6 @@ struct Job {
   std::string newcomer_ended;                       // why the last one did; empty: one has come up since
   int join_failures = 0;                            // in a row
   std::optional<Instant> keep_until;                // no longer, where no room is found
-  bool saves_next = false;                          // the next generation is a SurvivorSave
   bool interrupted = false;                         // formed anew before it had begun, since the last step
   std::set<ProcessId> hung;                         // that are to blame for its end: they do not go on
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said

@@ -101,8 +101,7 @@ bool SurvivorSave::Begin(Job& job, Instant now) {
     GT_PROBE("head.survivors_save");
     placement.reason = absl::StrCat(ranks, ranks == 1 ? " rank that is" : " ranks that are",
                                     " left, to save what only ", ranks == 1 ? "it knows" : "they know");
-    job.saves_next = true;
-    grants_.Grant(job, placement, now);
+    grants_.Grant(job, placement, now, /*saves=*/true);
   }
   job.demand = whole;
   job.sizing.asked = asked;
@@ -132,9 +131,10 @@ void SurvivorSave::Step(Job& job, Instant now) {
   }
   if (!job.checkpointed && now < *job.told_at) return;
   if (job.checkpointed) GT_PROBE("head.survivors_saved");
-  const std::string how = job.checkpointed
-                              ? absl::StrCat("the ranks that are left have saved step ", job.checkpoint->step)
-                              : "the ranks that are left have committed no checkpoint in time";
+  const std::string how =
+      job.checkpointed
+          ? absl::StrCat("the ranks that are left have saved step ", job.checkpoint->step)
+          : "the ranks that are left have committed no checkpoint in time: the log of rank 0 says why";
   if (job.record.after_save == Ending::kNone)
     return life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, context_.config().reform_grace, how,
                              now);

@@ -4,7 +4,7 @@
 // Only a generation can save. Where fewer ranks are left than `ranks.min`, or their job is to end while they
 // wait for a generation, they are granted one of their own, in which nothing is started: they are told as if
 // a machine was about to go, save behind their next step, and the generation is over when that is committed,
-// or after kSaveBy. Then they wait on for room, in memory, or the job ends as it was to
+// or after three minutes. Then they wait on for room, in memory, or the job ends as it was to
 // (JobStatus::after_save). They train on meanwhile, a few steps with fewer ranks than asked for; of the same
 // batches, since these do not depend on the number of ranks.
 //
@@ -12,8 +12,8 @@
 // fault of these ranks, of their machines or of the storage ends it like any other.
 //
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at a
-// job that trains costs O(1), at one that waits, or saves and has n ranks, O(n); where it is due it costs two
-// placements and what re-forming does (newcomers.h).
+// job that trains costs O(1), at one that waits, or saves and has n ranks, O(n log n); where it is due it
+// costs two placements, a message to each node, and re-forming twice (newcomers.h).
 #pragma once
 #include <optional>
 
@@ -33,8 +33,7 @@ class SurvivorSave {
 
   // Whether processes that wait know steps that no checkpoint has, could save them, and have not tried.
   static bool IsDue(const Job& job);
-  // The live generation is there to save: its job ends then, or it has fewer ranks than the job file asks
-  // for.
+  // The live generation is there to save.
   static bool IsOne(const Job& job);
 
   // Grants it, after Placer::CheckViews. False: none is due, or it finds no room.

@@ -1,5 +1,6 @@
 // Tests who goes on where ranks fail, machines go, or a job is to have another size: who has what was
 // trained.
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -127,6 +128,28 @@ TEST_F(EditedTest, BelowTheLeastNobodyGoesOnAlone) {
     Pass(absl::Seconds(10), {"1", "2"});
   }
   EXPECT_EQ(State(job), "FAILED");
+}
+
+// The grant of the next generation leaves out the machine on which they are, since nothing is started there.
+TEST_F(NewcomersTest, WhoHangsIsEndedWhereNothingOfTheNextGenerationIs_P3) {
+  const JobId job = ThreeGoOn("train 1 4 in-place");
+  const GenerationGrant two = Newest();
+  StartRanks(job);
+  for (const RankPlace& place : two.ranks) {
+    if (place.node.value == "1") IsNow("1", job, 2, place.rank, RankState::kJoined);
+  }
+  for (int i = 0; i < 300 && Events(job, "fault").size() == 1; ++i) Pass(absl::Seconds(1), {"1", "2"});
+  ASSERT_THAT(Events(job, "fault").back(), HasSubstr("its program hangs (and 1 more)"));
+  const auto let_go = [&] {
+    return std::ranges::count_if(Sent<Revoke>(),
+                                 [](const auto& to) { return to.first == "2" && !to.second.keep; });
+  };
+  const auto before = let_go();
+  GoneBut({});
+  ASSERT_EQ(Newest().generation.value, 3u);
+  ASSERT_THAT(Newest().nodes, SizeIs(1));
+  EXPECT_EQ(Newest().nodes[0].node.value, "1");
+  EXPECT_EQ(let_go(), before + 1) << "they would hold the second machine for ever";
 }
 
 // With `ranks: N` there are none that could go on without it: what fails twice alike ends the job.
