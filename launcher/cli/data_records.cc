@@ -20,6 +20,10 @@ using sharding::SaidRecord;
 // A job that also evaluates or waits has steps that are much faster than its average. This is no proof of
 // what a job can do: more than this is no honest record.
 constexpr double kFaster = 100, kFasterAfter = 10;
+// Seconds between a step and the moment at which the head counts it. A report is no later than a heartbeat
+// (1 s at most) and the time for which a rank holds it back (0.1 s). A job is where its slowest rank is, so
+// what was heard of that one may be as old again when the word of another rank moves the job on.
+constexpr double kReportedLate = 2 * (1 + 0.1);
 constexpr double kStepsOfAPace = 10;                 // the first may have compiled something
 constexpr int64_t kStepMax = 9'000'000'000'000'000;  // what a double holds exactly
 
@@ -142,8 +146,9 @@ Known KnownAt(const std::vector<Sums>& sums, const Placed& record, const Placed&
   return first < behind ? Known{&*std::prev(behind), first->time} : Known();
 }
 
-// Steps that ranks may have made and the head has heard nothing of. `lost` is counted to the end of a
-// generation. Who cannot be told of that trains on for a while, which few do, and none when they start anew.
+// Steps that ranks may have made and the head has heard nothing of. `lost` is counted from the arrival of the
+// last report to the end of a generation, and the step in that report was made earlier. Who cannot be told of
+// the end trains on for a while, which few do, and none when they start anew.
 std::optional<double> UnheardSteps(const Known& known, double pace, const Placed& record,
                                    const Placed& before) {
   if (pace <= 0 || !record.time || !known.stopped || !before.time) return std::nullopt;
@@ -151,7 +156,8 @@ std::optional<double> UnheardSteps(const Known& known, double pace, const Placed
   const double ranks = std::max<double>(known.sums->wanted, before.said.record.ranks);
   const double trained = ranks * absl::ToDoubleSeconds(*known.stopped - *before.time);
   const double after = ranks * absl::ToDoubleSeconds(*record.time - *known.stopped);
-  return pace * (kFaster * std::min(trained, known.sums->lost) + kFasterAfter * after);
+  const double unheard = known.sums->lost + ranks * kReportedLate;
+  return pace * (kFaster * std::min(trained, unheard) + kFasterAfter * after);
 }
 
 // One step may always be under way.

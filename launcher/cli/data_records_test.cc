@@ -17,12 +17,14 @@ using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // A job of 60 samples an epoch in batches of 6, which makes two steps a second on one rank.
 struct Job {
   json events = json::array();
   json goodput;
   std::optional<int64_t> step;
+  int epochs = 3;
 
   static std::string Time(double second) {
     return absl::StrCat("2026-11-27T10:00:", second < 10 ? "0" : "", second, "Z");
@@ -39,8 +41,8 @@ struct Job {
         {{"time", Time(second)},
          {"generation", generation},
          {"kind", "samples"},
-         {"text", absl::StrCat("rank 0 on h: ", name, ": step ", step, ", epoch ", step / 10,
-                               " of 3, sample ", step % 10 * 6,
+         {"text", absl::StrCat("rank 0 on h: ", name, ": step ", step, ", epoch ", step / 10, " of ", epochs,
+                               ", sample ", step % 10 * 6,
                                " of 60, batches of 6, seed 1, shuffled, short last batch, 1 rank, "
                                "saved with the state")}});
     return *this;
@@ -90,21 +92,59 @@ TEST(DataRecords, WhatAnEarlierGenerationReportedIsNotReportedAgain) {
 }
 
 TEST(DataRecords, AGenerationThatBeginsFurtherThanItsJobCameIsAContradiction) {
-  Job job;
-  job.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(12, 0)).Record(9, 2, 25);
+  const auto began_at = [](int64_t step, double second, double lost, int64_t last = 12) {
+    Job job;
+    job.epochs = 90;
+    return job.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(last, lost)).Record(second, 2, step).Problems();
+  };
   EXPECT_THAT(
-      job.Problems(),
-      ElementsAre(HasSubstr("generation 2 began at step 25, epoch 2, sample 30: before that its job had "
-                            "reported step 12 at most, and can have made 1 more since")));
-  Job unheard;  // for so long that it can have made them
-  unheard.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(12, 1)).Record(9, 2, 25);
-  EXPECT_THAT(unheard.Problems(), IsEmpty());
-  Job late;  // its machine heard of the end later
-  late.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(12, 0)).Record(10, 2, 25);
-  EXPECT_THAT(late.Problems(), IsEmpty());
-  Job no_pace;  // too few steps to know one
-  no_pace.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(2, 0)).Record(9, 2, 25);
-  EXPECT_THAT(no_pace.Problems(), IsEmpty());
+      began_at(455, 9, 0),
+      ElementsAre(HasSubstr("generation 2 began at step 455, epoch 45, sample 30: before that its job "
+                            "had reported step 12 at most, and can have made 442 more since")));
+  EXPECT_THAT(began_at(454, 9, 0), IsEmpty());
+  EXPECT_THAT(began_at(653, 9, 1), IsEmpty()) << "unheard for so long that it can have made them";
+  EXPECT_THAT(began_at(654, 9, 1), Not(IsEmpty()));
+  EXPECT_THAT(began_at(470, 10, 0), IsEmpty()) << "its machine heard of the end later";
+  EXPECT_THAT(began_at(700, 9, 0, 2), IsEmpty()) << "too few steps to know a pace";
+}
+
+// A generation that trained for a moment has no more behind its last report than that moment.
+TEST(DataRecords, NoReportIsLaterThanItsGenerationTrained) {
+  Job job;
+  job.epochs = 90;
+  job.Record(0, 1, 0).Ends(9, "revoke", Job::Sums(20, 0)).Record(9, 2, 20);
+  job.Ends(9.1, "revoke", Job::Sums(20, 0)).Record(9.1, 3, 50);
+  EXPECT_THAT(job.Problems(), ElementsAre(HasSubstr("reported step 20 at most, and can have made 2")));
+}
+
+// Three ranks of 18.5 steps a second, as an honest run left them behind: the head heard of step 510 just
+// before the end of the generation, with a heartbeat, and 527 was the next one. That takes 0.9 s.
+TEST(DataRecords, AReportArrivesLaterThanItsStepWasMade) {
+  Job job;
+  const auto record = [&job](double second, uint64_t generation, int64_t step) {
+    const std::string text = absl::StrCat("rank 0 on vm: train: step ", step, ", epoch ", step / 100,
+                                          " of 12, sample ", step % 100 * 60,
+                                          " of 6000, batches of 60, seed 0, shuffled, short last batch, 3 "
+                                          "ranks, part of the state");
+    job.events.push_back(
+        {{"time", Job::Time(second)}, {"generation", generation}, {"kind", "samples"}, {"text", text}});
+  };
+  const auto ends = [&job](double second, int64_t last, double trained, double lost) {
+    job.Ends(second, "revoke",
+             {{"wanted", 3},
+              {"seconds", {{"step", trained}, {"lost", lost}, {"recomputed", 0.0}}},
+              {"steps", {{"last", last}, {"applied", last}, {"first", 1}, {"recomputed", 0}}}});
+  };
+  record(24.053, 1, 0);
+  ends(36.36, 230, 35.85276113376471, 5.2289117647041916e-05);
+  ends(39.363, 270, 41.870153160598036, 2.713567784117647);
+  ends(43.201, 344, 53.41152324976471, 2.2929933951176467);
+  ends(46.178, 397, 61.699625112764714, 2.683962044117647);
+  record(46.197, 6, 415);
+  ends(52.085, 510, 81.71493881876471, 0.007546814117647294);
+  record(52.124, 7, 527);
+  ends(57.899, 622, 96.40735665917649, 2.357081762117647);
+  EXPECT_THAT(job.Problems(), IsEmpty());
 }
 
 TEST(DataRecords, StepsBehindARecordAreNotBeforeIt) {
