@@ -84,8 +84,9 @@ absl::Status RejoinAfter(Session& session, absl::Duration timeout, const absl::S
     if (session.left().empty() && clock.Now() - begin < timeout) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "training cannot go on, and no rank was lost: ", why.message(),
-        ". All ranks train until the run is done (gtrain_elastic_begin, Elastic::Train): a program "
-        "that has enough says so with Stop, and one that cannot go on ends with an error"));
+        ". All ranks train until the run is done, and none leaves the loop before: a program that has "
+        "enough says so with run.stop() (Python), Elastic::Stop (C++) or gtrain_elastic_stop (C), and one "
+        "that cannot go on ends with an error"));
   }
 }
 

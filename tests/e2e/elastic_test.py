@@ -499,10 +499,12 @@ class ElasticRunTest(harness.GtrainTest):
         with open(leave, 'w') as out:
             out.write(str(min(self.living())))
         logs = os.path.join(self.dir, 'gtrain-runs', 'leaves-*', 'logs', 'generation-1', '*.err')
-        wait_until('what the others say', lambda: re.search('training cannot go on, and no rank was lost: .*ended with exit code 0',
+        wait_until('what the others say', lambda: re.search('training cannot go on, and no rank was lost: .*ended with exit code 0'
+                                                            r'.*says so with run\.stop\(\) \(Python\)',
                                                             ''.join(self.read(path) for path in glob.glob(logs))))
         self.wait_for_state('leaves', 'SUCCEEDED')
         self.assertIn(self.job('leaves')['restarts'], (1, 2), 'the others end by themselves, on a busy machine one after the other')
+        self.assertRegex(self.job('leaves')['first_fault']['message'], r'^rank \d on \S+: .*; rank \d had ended with exit code 0 while it still ran')
 
     def test_nobody_waits_for_a_program_that_loads(self):
         """P1: who comes up beside the others has its place when it is ready to train, and not when it has joined."""

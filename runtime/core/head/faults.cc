@@ -30,6 +30,18 @@ bool EndedBadly(const RankExit& exit) {
   return exit.cause != ExitCause::kExited || (exit.exit_code != 0 && exit.exit_code != kExitSaved);
 }
 
+// Behind what the fault says: the rank that had ended well by then, if one had.
+void NameWhoLeft(const Job& job, FaultRecord& fault) {
+  const auto left = std::ranges::find_if(job.record.exits, [](const RankExit& exit) {
+    return exit.cause == ExitCause::kExited && exit.exit_code == 0;
+  });
+  if (left == job.record.exits.end()) return;
+  GT_PROBE("head.names_who_left");
+  const std::string who =
+      absl::StrCat("; rank ", left->rank, " had ended with exit code 0 while it still ran");
+  fault.message = absl::StrCat(Shortened(std::move(fault.message), kMessageBytesMax - who.size()), who);
+}
+
 }  // namespace
 
 Faults::Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves,
@@ -82,6 +94,9 @@ void Faults::Fail(Job& job, FaultRecord fault, Instant now) {
                                : fault.kind == FaultKind::kPreempted ? leaves_.LeaveGrace(job, now)
                                                                      : config_.reform_grace;
   fault.message = Shortened(std::move(fault.message), kMessageBytesMax);
+  // In place all ranks train to the end of the run, so an error may be that one of them has left.
+  if (fault.kind == FaultKind::kCrash && fault.cause == ExitCause::kExited && job.ProcessesStay())
+    NameWhoLeft(job, fault);
   // A process that is to blame and has not ended must not go on (a hang: its library answers for it).
   if (fault.rank >= 0 && job.ExitOf(fault.rank) == nullptr)
     job.hung.insert(ProcessOf(*job.record.grant, fault.rank));
@@ -244,12 +259,7 @@ void Faults::ChargeUnlessEarned(Job& job) {
   last.kind = FaultKind::kCrash;
   last.signature.clear();  // it is no error; the budget ends it
   absl::StrAppend(&last.message, ", but no checkpoint of a higher step was committed since the last one");
-  const auto left = std::ranges::find_if(job.record.exits, [](const RankExit& exit) {
-    return exit.cause == ExitCause::kExited && exit.exit_code == 0;
-  });
-  if (left != job.record.exits.end()) {
-    absl::StrAppend(&last.message, "; rank ", left->rank, " had ended with exit code 0 while it still ran");
-  }
+  NameWhoLeft(job, last);
   context_.Emit(job, "fault", last.message);
 }
 

@@ -285,6 +285,41 @@ TEST_F(HeadFaultsTest, AnExit75SaysWhoHadLeft) {
   EXPECT_THAT(Reason(job), HasSubstr("rank 1 had ended with exit code 0"));
 }
 
+// A rank that leaves the loop of a run ends nothing itself, and the others cannot go on without it.
+TEST_F(HeadFaultsTest, AnErrorInPlaceSaysWhoHadLeft) {
+  Hello("1", 16);
+  const auto job_of = [&](const std::string& spec) {
+    const JobId job = Submit(spec);
+    StartRanks(job);
+    RankStatus status = Step(job, 1, 0, 30);
+    status.stays = true;
+    FromNode("1", AgentHeartbeat{++heartbeats_, {status}, {}});
+    return job;
+  };
+  const JobId job = job_of("train 3 3 in-place");
+  FromNode("1", RankExited{Exit(job, 1, 1, 0)});
+  FromNode("1", RankExited{Exit(job, 1, 2, 1)});
+  const char* said = "rank 2 on host-1: exit code 1; rank 1 had ended with exit code 0 while it still ran";
+  EXPECT_THAT(Events(job, "fault"), ::testing::ElementsAre(said));
+  EXPECT_EQ(Status(job).at("first_fault").at("message"), said);
+
+  const JobId after = job_of("after 3 3 in-place");
+  FromNode("1", RankExited{Exit(after, 1, 2, 1)});
+  FromNode("1", RankExited{Exit(after, 1, 1, 0)});
+  EXPECT_THAT(Events(after, "fault"), ::testing::ElementsAre("rank 2 on host-1: exit code 1"));
+  const JobId apart = job_of("apart 3 3");
+  FromNode("1", RankExited{Exit(apart, 1, 1, 0)});
+  FromNode("1", RankExited{Exit(apart, 1, 2, 1)});
+  EXPECT_THAT(Events(apart, "fault"), ::testing::ElementsAre("rank 2 on host-1: exit code 1"))
+      << "its ranks may end when they like";
+  const JobId killed = job_of("killed 3 3 in-place");
+  FromNode("1", RankExited{Exit(killed, 1, 1, 0)});
+  Kill("1", killed, 1, 2);
+  EXPECT_THAT(Events(killed, "fault"), ::testing::ElementsAre(HasSubstr("killed by signal 9 (KILL)")));
+  EXPECT_THAT(Events(killed, "fault")[0], ::testing::Not(HasSubstr("had ended")))
+      << "of which it did not die";
+}
+
 TEST_F(HeadFaultsTest, Exit75OfWhoWasToldToLeaveIsFree) {
   Hello("1");
   Hello("2");
