@@ -166,7 +166,10 @@ class SessionTest(unittest.TestCase):
             grid = np.zeros((4, 4))
             for wrong, text in [(lambda: session.all_reduce(grid.T), "ascontiguousarray"),
                                 (lambda: session.all_reduce([1, 2]), "numpy array"),
-                                (lambda: session.all_reduce(b"1234"), "read-only"),
+                                (lambda: session.all_reduce(b"1234"), r"read-only: pass bytearray\(data\)"),
+                                (lambda: session.all_reduce(np.float32(0)), r"numpy\.zeros\(1, dtype='float32'\)"),
+                                (lambda: session.all_reduce(np.frombuffer(bytes(8))), r"pass copy = numpy\.array"),
+                                (lambda: session.all_reduce(memoryview(b"1234")), r"read-only: pass bytearray\(data\)"),
                                 (lambda: session.all_reduce(np.zeros(3, dtype=np.complex128)), "not supported"),
                                 (lambda: session.all_reduce(np.zeros(3, dtype=">f8")), "not supported"),
                                 (lambda: session.all_reduce(np.zeros(3), op="average"), "sum, mean"),
@@ -726,12 +729,14 @@ class ElasticTest(unittest.TestCase):
             with self.assertRaisesRegex(gtrain.InvalidArgument, "samples"):
                 gtrain.Elastic(session, samples=0, global_batch=8)
             forgotten = gtrain.Elastic(session, samples=10, global_batch=5)
-            with self.assertRaisesRegex(gtrain.FailedPrecondition, "were not reduced: it would come for ever"):
+            with self.assertRaisesRegex(gtrain.FailedPrecondition, r"would come for ever\. Each step ends with step\.apply\("):
                 for _ in forgotten:
                     pass
             run = gtrain.Elastic(session, samples=10, global_batch=5)
             with self.assertRaisesRegex(gtrain.InvalidArgument, "float32|bits|dtype|elements"):
                 run.gradient(np.zeros(3))
+            with self.assertRaisesRegex(gtrain.InvalidArgument, r"read-only .* pass numpy\.zeros\(1, dtype='float32'\)"):
+                run.state("q", np.float32(0))
             w = run.state("w", np.zeros(3))
             with self.assertRaisesRegex(gtrain.InvalidArgument, "named w already"):
                 run.state("w", w)

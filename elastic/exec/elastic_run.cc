@@ -524,7 +524,9 @@ absl::StatusOr<StepPlace> ElasticRun::Begin() {
     return absl::FailedPreconditionError("the update of this step was not said to be applied");
   if (phase_ == Phase::kComputing)
     return absl::FailedPreconditionError(
-        "the gradients of this step were not reduced: it would come for ever");
+        "the gradients of this step were not reduced: it would come for ever. Each step ends with "
+        "step.apply(loss, update) (Python), step.Apply(gradients, loss, update) (C++) or "
+        "gtrain_elastic_reduce and gtrain_elastic_applied (C), also on a rank that has no samples of it");
   phase_ = Phase::kIdle;
   held_ = -1;
   if (std::exchange(pauses_, false) && Armed() && PauseForOthers(*session_)) LeaveComm();

@@ -54,7 +54,11 @@ class Buffer:
             raise InvalidArgument("the array is not contiguous: pass copy = numpy.ascontiguousarray(array), and "
                                   "array[...] = copy behind the call if it writes there")
         if writable and not array.flags.writeable:
-            raise InvalidArgument("the buffer is read-only")
+            if not hasattr(array, "__setitem__"):
+                raise InvalidArgument("a number of numpy is read-only and no array: pass "
+                                      f"numpy.zeros(1, dtype='{array.dtype.name}'), and the number in its element 0")
+            raise InvalidArgument("the array is read-only: pass copy = numpy.array(array), which is yours to write, and use "
+                                  "that from then on")
         if not array.dtype.isnative:
             raise InvalidArgument(f"elements of {array.dtype} are not supported: the byte order is not that of this machine")
         self._describe(array.dtype.name, array.shape, array.dtype.itemsize)
@@ -69,7 +73,7 @@ class Buffer:
         if not view.c_contiguous:
             raise InvalidArgument("the buffer is not contiguous")
         if writable and view.readonly:
-            raise InvalidArgument("the buffer is read-only")
+            raise InvalidArgument("the buffer is read-only: pass bytearray(data) or a numpy array, and use that from then on")
         self._describe(_FORMATS.get(view.format.lstrip("@=<"), view.format), view.shape, view.itemsize)
         self._view = view
         self.address = _address(view)
