@@ -120,9 +120,10 @@ Verb AgentVerb() {
       "  gtrain agent                                     later starts\n"
       "  gtrain agent --head 10.0.0.2:7070                the head has moved there, or may\n"
       "  gtrain agent --label pool=spot --cpus 8\n\n"
-      "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over. "
-      "It has "
-      "to\nbe there within 10 s; then the head counts the machine as dead, and its jobs go on elsewhere.";
+      "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over.\n"
+      "It has to be there within 10 s; then the head counts the machine as dead, and its jobs go on\n"
+      "elsewhere. While ranks of the same job on other machines make steps, or where no other machine could\n"
+      "be used, it has 60 s: until then the machine is suspect and gets no new ranks.";
   verb.flags = {
       {"join", '\0', "FILE", "join a cluster with the token in FILE; -: standard input"},
       {"head", '\0', "HOST:PORT", "where the head is now, or may be, too; it is remembered; repeatable",
