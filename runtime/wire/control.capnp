@@ -466,7 +466,7 @@ struct ClientUsers {}
 struct ClientRevokeUser { name @0 :Text; }
 struct ClientRevokeNode { node @0 :Text; reason @1 :Text; }
 struct ClientBackup { dir @0 :Data; }
-struct ClientDrainNode { node @0 :Text; left @1 :Int64; reason @2 :Text; undo @3 :Bool; }
+struct ClientDrainNode { node @0 :Text; left @1 :Int64; reason @2 :Text; undo @3 :Bool; own @4 :Bool; }
 
 # Repeated by the client under the same id until a reply comes; the head answers a repeated id with the first answer.
 struct ClientRequest {

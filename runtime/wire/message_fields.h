@@ -482,6 +482,7 @@ GT_FIELDS(core::ClientDrainNode) {
   GT_DURATION(left, Left);
   GT_TEXT(reason, Reason, kSentenceBytesMax);
   GT_PLAIN(undo, Undo);
+  GT_PLAIN(own, Own);
 }
 GT_FIELDS(core::ClientReply) {
   GT_ID(id, Id);

@@ -46,7 +46,7 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientRevokeUser{"alice"},
           core::ClientRevokeNode{"node-1", "stolen"},
           core::ClientBackup{"/backups/lab"},
-          core::ClientDrainNode{"node-1", absl::Minutes(2), "new disk", true}};
+          core::ClientDrainNode{"node-1", absl::Minutes(2), "new disk", true, true}};
 }
 
 }  // namespace

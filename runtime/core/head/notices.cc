@@ -87,7 +87,12 @@ absl::StatusOr<std::string> Membership::Drain(const Peer& peer, const ClientDrai
                      ", or several of that name; `gtrain nodes` lists them with their ids"));
   }
   Node& node = it->second;
-  if (drain.undo) {
+  const std::string source = Shortened(
+      absl::StrCat("drained by ", OwnerName(peer), drain.reason.empty() ? "" : ": ", drain.reason), 400);
+  if (drain.undo && drain.own) {
+    if (node.record.drain.source == source)
+      TakeNotice(node, node.record.drain, node.drain_at, NodeNotice(), now);
+  } else if (drain.undo) {
     TakeNotice(node, node.record.drain, node.drain_at, NodeNotice(), now);
     TakeNotice(node, node.record.notice, node.notice_at, NodeNotice(), now);
     links_.EndAvoidances(id, absl::StrCat("undrained by ", OwnerName(peer)));
@@ -95,8 +100,7 @@ absl::StatusOr<std::string> Membership::Drain(const Peer& peer, const ClientDrai
     NodeNotice notice;
     notice.kind = NoticeKind::kLeave;
     notice.left = drain.left;
-    notice.source = Shortened(
-        absl::StrCat("drained by ", OwnerName(peer), drain.reason.empty() ? "" : ": ", drain.reason), 400);
+    notice.source = source;
     notice.id = notice.source;
     TakeNotice(node, node.record.drain, node.drain_at, std::move(notice), now);
   }

@@ -10,6 +10,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -357,6 +358,26 @@ TEST_F(NoticeTest, DrainByHand) {
   EXPECT_TRUE(FromClient(ClientDrainNode{"host-1", {}, "", true}, "", Role::kAdmin).ok);
   EXPECT_FALSE(head_->Snapshot().nodes.at(0).leaving);
   EXPECT_FALSE(FromClient(ClientDrainNode{"nowhere", {}, ""}, "", Role::kAdmin).ok);
+}
+
+// A program that drains by itself must not give back what a person or a cloud has said meanwhile.
+TEST_F(NoticeTest, AnUndoOfOnesOwnTakesBackNoOthersDrainAndNoNotice) {
+  Hello("1");
+  const auto ask = [&](const ClientDrainNode& drain, const char* who = "ann") {
+    EXPECT_TRUE(FromClient(drain, "", Role::kAdmin, who).ok);
+    std::vector<std::string> sources;
+    const json nodes = json::parse(FromClient(ClientNodes{}).json).at("nodes");
+    for (const json& notice : nodes.at(0).at("notices")) sources.push_back(notice.at("source"));
+    return sources;
+  };
+  const ClientDrainNode own{"host-1", {}, "chaos", true, true};
+  EXPECT_THAT(ask({"host-1", absl::Hours(1), "new disk"}), SizeIs(1));
+  EXPECT_THAT(ask(own), ElementsAre("drained by ann: new disk")) << "another reason";
+  EXPECT_THAT(ask({"host-1", absl::Hours(1), "chaos"}, "bob"), ElementsAre("drained by bob: chaos"));
+  EXPECT_THAT(ask(own), ElementsAre("drained by bob: chaos")) << "another person";
+  FromNode("1", NoticeSeen{1, Spot(absl::Seconds(120))});
+  EXPECT_THAT(ask(own, "bob"), ElementsAre("aws spot interruption (terminate)")) << "its own";
+  EXPECT_THAT(ask({"host-1", {}, "it is in", true}), IsEmpty()) << "a person takes back whatever stands";
 }
 
 }  // namespace

@@ -152,6 +152,9 @@ struct ClientDrainNode {
   absl::Duration left;  // until its ranks must be gone
   std::string reason;
   bool undo = false;  // take the drain back, and what a cloud said
+  // With `undo`: only a drain that the same client has asked for with the same reason, and no notice. A
+  // program that drains by itself so gives back what is its own, whatever a person or a cloud said since.
+  bool own = false;
   bool operator==(const ClientDrainNode&) const = default;
 };
 
