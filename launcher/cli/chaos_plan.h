@@ -24,8 +24,8 @@ struct ChaosPlan {
   double speed = 1;  // of the trace
   uint64_t seed = 0;
 
-  // Whether a new generation follows, and not the same one that goes on when the deed is over.
-  bool Ends() const { return deed == Deed::kKill || deed == Deed::kTerm || deed == Deed::kDrain; }
+  // Whether the generation ends at once, and does not go on at least for a while.
+  bool Ends() const { return deed == Deed::kKill || deed == Deed::kTerm; }
   // "kills a rank", "stops all ranks on gpu-7 for 5s"
   std::string Words() const;
   // What is run beside the rank whose process it is. Exits with kProcessEnded where that is another one by

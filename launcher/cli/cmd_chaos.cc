@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -34,6 +35,7 @@ using nlohmann::json;
 
 constexpr absl::Duration kAskEvery = absl::Milliseconds(100);
 constexpr absl::Duration kRecoverWithin = absl::Minutes(10);
+constexpr char kReason[] = "gtrain chaos";
 
 using Deed = ChaosPlan::Deed;
 
@@ -44,7 +46,8 @@ class Chaos {
     cluster_.client->set_interrupt_fd(signals_.fd());
   }
 
-  // Until its time is over, the job is, or a signal came. An error: the job did not step on.
+  // Until its time is over, the job is, or a signal came. An error: the job did not step on, or nothing was
+  // hit, of which no one should think that the job has stood it.
   absl::Status Run() {
     const Instant end = plan_.all ? clock_.Now() + *plan_.all : Instant{INT64_MAX};
     const bool plays = plan_.deed == Deed::kTrace;
@@ -56,7 +59,7 @@ class Chaos {
     GT_RETURN_IF_ERROR(Undrain());  // however it ended
     GT_RETURN_IF_ERROR(struck);
     GT_ASSIGN_OR_RETURN(last_, AskJob(cluster_, job_, absl::Seconds(20)));
-    return absl::OkStatus();
+    return deeds_.empty() ? NothingHit() : absl::OkStatus();
   }
 
   bool failed() const { return last_.state == "FAILED"; }
@@ -75,13 +78,31 @@ class Chaos {
     const json report = Report();
     std::string out = absl::StrCat(job_, ": ", deeds_.size(), deeds_.size() == 1 ? " fault" : " faults");
     if (!took_.empty())
-      absl::StrAppendFormat(&out, "; it stepped on after %.2f s in the median, %.2f s at most",
+      absl::StrAppendFormat(&out, "; it stood still for %.2f s in the median, %.2f s at most",
                             report["seconds_median"].get<double>(), report["seconds_max"].get<double>());
     return absl::StrCat(out, "; it is ", SafeText(last_.state), "\n");
   }
 
  private:
   void Say(const std::string& line) const { Complain(SafeText(line)); }
+
+  // Why a fault did not come. The last of these is the error when none came at all.
+  void Miss(const std::string& why) {
+    if (said_.insert(why).second) Say(why);
+    why_not_ = why;
+  }
+
+  absl::Status NothingHit() const {
+    std::string why = why_not_;
+    if (why.empty() && last_.Final()) why = OverText(last_);
+    if (why.empty() && signalled_) why = "a signal came before the first fault";
+    if (why.empty()) {
+      why = absl::StrCat("--for was over before the first fault, which comes after ",
+                         PrintDuration(plan_.every / 2), " to ", PrintDuration(plan_.every * 3 / 2),
+                         ": give a longer --for or a shorter --every");
+    }
+    return absl::FailedPreconditionError(absl::StrCat("nothing was hit: ", why));
+  }
 
   // False: the time is over, or a signal came, now or earlier.
   bool Pause(absl::Duration time, Instant end) {
@@ -102,42 +123,67 @@ class Chaos {
   static bool IsMember(const JobDoc& job, const RankDoc& rank) { return rank.rank < job.world_size; }
 
   // Who waits beside the ranks is hit only where the user says whom: the job loses nothing with it.
-  std::vector<RankDoc> Victims(const JobDoc& job) {
-    const bool named = plan_.rank || !plan_.node.empty();
+  std::vector<RankDoc> Candidates(const JobDoc& job) const {
     std::vector<RankDoc> running;
     for (const RankDoc& rank : job.ranks) {
       if (rank.pid > 0 && rank.state != "exited" && (!plan_.rank || rank.rank == *plan_.rank) &&
-          (plan_.node.empty() || rank.hostname == plan_.node) && (named || IsMember(job, rank)))
+          (plan_.node.empty() || rank.hostname == plan_.node) && (Named() || IsMember(job, rank)))
         running.push_back(rank);
     }
-    if (running.empty() || named) return running;
-    return {running[rng_.Below(running.size())]};
+    return running;
   }
 
-  // A rank that the job will not have is a mistake, and not a fault that did not come.
-  absl::Status CheckRank(const JobDoc& job) const {
+  bool Named() const { return plan_.rank || !plan_.node.empty(); }
+
+  // Nobody while the job is formed, or where a drain would do no good.
+  absl::StatusOr<std::vector<RankDoc>> Victims(const JobDoc& job) {
+    std::vector<RankDoc> running = Candidates(job);
+    if (running.empty()) {
+      Miss(absl::StrCat("no rank to hit: ", plan_.Words(), "; ", job.state, ": gtrain why ", job_));
+    } else if (plan_.deed == Deed::kDrain) {
+      GT_ASSIGN_OR_RETURN(const MachineMap machines, Machines());
+      std::erase_if(running, [&](const RankDoc& rank) {
+        const std::string why = WhyNoDrain(machines, rank.hostname);
+        if (!why.empty()) Miss(why);
+        return !why.empty();
+      });
+      if (running.empty() && deeds_.empty()) return NothingHit();
+    }
+    if (running.empty() || Named()) return running;
+    return std::vector<RankDoc>{running[rng_.Below(running.size())]};
+  }
+
+  // Whom the job will not have is a mistake, and not a fault that did not come.
+  absl::Status CheckWhom(const JobDoc& job) {
     const int ranks = std::max(job.world_size, static_cast<int>(job.ranks.size()));
-    if (!plan_.rank || ranks == 0 || *plan_.rank < ranks) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("--rank ", *plan_.rank, ": ", job_, " has ranks 0 to ", ranks - 1));
+    if (plan_.rank && ranks > 0 && *plan_.rank >= ranks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--rank ", *plan_.rank, ": ", job_, " has ranks 0 to ", ranks - 1));
+    }
+    if (plan_.node.empty()) return absl::OkStatus();
+    GT_ASSIGN_OR_RETURN(const MachineMap machines, Machines());
+    if (!machines.contains(plan_.node)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--node ", plan_.node, ": there is no such machine; `gtrain nodes` lists them"));
+    }
+    const auto is_there = [&](const RankDoc& rank) { return rank.hostname == plan_.node; };
+    if (job.ranks.empty() || std::ranges::any_of(job.ranks, is_there)) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("--node ", plan_.node, ": no rank of ", job_,
+                                                   " is there; `gtrain status ", job_,
+                                                   "` says where they are"));
   }
 
   absl::Status StrikeUntil(Instant end) {
     GT_ASSIGN_OR_RETURN(const JobDoc first, AskJob(cluster_, job_, absl::Seconds(20)));
-    if (!first.Final()) GT_RETURN_IF_ERROR(CheckRank(first));
+    if (!first.Final()) GT_RETURN_IF_ERROR(CheckWhom(first));
     while (Pause(plan_.every * (0.5 + rng_.Unit()), end)) {
       GT_ASSIGN_OR_RETURN(const JobDoc before, AskJob(cluster_, job_, absl::Seconds(20)));
       if (before.Final()) break;
-      const std::vector<RankDoc> victims = Victims(before);
-      if (victims.empty()) {  // it is being formed, or nothing of it is where the flags say
-        if (!std::exchange(said_nobody_, true))
-          Say(absl::StrCat("no rank to hit: ", plan_.Words(), "; ", before.state));
-        continue;
-      }
       GT_RETURN_IF_ERROR(Undrain());  // of one that waited beside the ranks
-      if (!Strike(before, victims)) continue;
+      GT_ASSIGN_OR_RETURN(const std::vector<RankDoc> victims, Victims(before));
+      if (victims.empty() || !Strike(before, victims)) continue;
       if (std::ranges::any_of(victims, [&](const RankDoc& rank) { return IsMember(before, rank); })) {
-        GT_RETURN_IF_ERROR(AwaitStep(before, victims, end));
+        GT_RETURN_IF_ERROR(AwaitStep(before, victims));
       } else {
         Say(absl::StrCat("rank ", NumbersOf(victims), " on ", victims[0].hostname,
                          ": no member of generation ", before.generation,
@@ -156,7 +202,7 @@ class Chaos {
       if (done.ok()) {
         hit.push_back(victim.rank);
       } else {
-        Say(absl::StrCat("rank ", victim.rank, ": ", done.message()));
+        Miss(absl::StrCat("rank ", victim.rank, ": ", done.message()));
       }
       if (plan_.deed == Deed::kDrain) break;  // the whole node
     }
@@ -190,31 +236,52 @@ class Chaos {
   }
 
   absl::Status Drain(const std::string& hostname, absl::Duration notice) {
-    const core::ClientDrainNode drain{hostname, notice, "gtrain chaos", false};
+    const core::ClientDrainNode drain{.node = hostname, .left = notice, .reason = kReason};
     GT_RETURN_IF_ERROR(Ask(cluster_, drain).status());
     drained_.push_back(hostname);
     return absl::OkStatus();
   }
 
-  // Those that are there, by host name, and nobody else has drained.
-  absl::StatusOr<std::vector<std::string>> Machines() {
+  // By host name, why nothing is placed there; empty: it is used.
+  using MachineMap = std::map<std::string, std::string>;
+
+  absl::StatusOr<MachineMap> Machines() {
     GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster_, core::ClientNodes{}));
     const json reply = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    std::vector<std::string> names;
+    MachineMap machines;
     const auto nodes = reply.is_object() ? reply.find("nodes") : reply.end();
     if (!reply.is_object() || nodes == reply.end() || !nodes->is_array())
       return absl::InternalError("the head's answer lists no nodes");
     for (const json& node : *nodes) {
-      if (TextOf(node, "state") == "alive" && TextOf(node, "unusable").empty())
-        names.push_back(TextOf(node, "hostname"));
+      const std::string unusable = TextOf(node, "unusable");
+      std::string& why = machines.try_emplace(TextOf(node, "hostname"), unusable).first->second;
+      if (unusable.empty()) why.clear();  // a machine that has joined again is also listed as it was
     }
-    std::ranges::sort(names);
-    return names;
+    return machines;
+  }
+
+  // Empty: it may be drained. Whether there is room elsewhere is the head's to know.
+  static std::string WhyNoDrain(const MachineMap& machines, const std::string& hostname) {
+    const auto found = machines.find(hostname);
+    if (found != machines.end() && !found->second.empty())
+      return absl::StrCat(hostname, " is not drained: it takes no ranks as it is (", found->second, ")");
+    const auto is_other = [&](const auto& machine) {
+      return machine.first != hostname && machine.second.empty();
+    };
+    if (std::ranges::any_of(machines, is_other)) return "";
+    return absl::StrCat(hostname, " is not drained: the job has nowhere else to go, for no other machine ",
+                        "takes ranks; `gtrain nodes` says why");
   }
 
   // As many machines are left as the trace has, of the most that it ever has.
   absl::Status PlayUntil(Instant end) {
-    GT_ASSIGN_OR_RETURN(const std::vector<std::string> machines, Machines());
+    GT_ASSIGN_OR_RETURN(const MachineMap all, Machines());
+    std::vector<std::string> machines;
+    for (const auto& [hostname, why] : all) {
+      if (why.empty()) machines.push_back(hostname);
+    }
+    why_not_ = absl::StrCat("as far as the trace was played, all ", machines.size(),
+                            " machines that take ranks stay");
     const int most = *std::ranges::max_element(plan_.trace.nodes);
     std::set<std::string> gone;
     for (const int there : plan_.trace.nodes) {
@@ -287,32 +354,54 @@ class Chaos {
   }
 
   // Until every rank that was there, or the next generation, has gone a step on.
-  absl::Status AwaitStep(const JobDoc& before, const std::vector<RankDoc>& victims, Instant end) {
-    const Instant at = clock_.Now();
-    const bool changes = plan_.Ends();  // a rank that stood still goes on in its generation
-    const std::string hit = NumbersOf(victims);
-    while (Pause(kAskEvery, std::max(end, at + kRecoverWithin))) {
-      GT_ASSIGN_OR_RETURN(const JobDoc now, AskJob(cluster_, job_, absl::Seconds(20)));
-      if (now.Final()) return absl::OkStatus();
-      const bool anew = now.generation > before.generation && now.state == "RUNNING" && now.step;
-      const bool on = !changes && now.generation == before.generation && now.step && before.step &&
-                      *now.step > *before.step && clock_.Now() - at > plan_.lasts;
-      if (anew || on) {
-        const double took = absl::ToDoubleSeconds(clock_.Now() - at);
-        took_.push_back(took);
-        deeds_.back()["seconds"] = took;
-        const int64_t lost = before.step.value_or(0) - *now.step;
-        Say(absl::StrFormat("rank %s on %s: step %d, and on after %.2f s at step %d in generation %d%s", hit,
-                            victims[0].hostname, before.step.value_or(0), took, *now.step, now.generation,
-                            lost > 0 ? absl::StrFormat("; %d steps are made again", lost) : ""));
+  absl::Status AwaitStep(const JobDoc& before, const std::vector<RankDoc>& victims) {
+    const Instant at = clock_.Now(), by = at + plan_.lasts + kRecoverWithin;
+    Instant moved = at;  // when the last step was seen
+    std::optional<int64_t> seen = before.step;
+    absl::Duration still;  // the longest time without a step
+    while (Pause(kAskEvery, by)) {
+      GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster_, job_, absl::Seconds(20)));
+      if (job.Final()) return absl::OkStatus();
+      const Instant now = clock_.Now();
+      const bool over = now - at > plan_.lasts;
+      const bool anew = job.generation > before.generation && job.state == "RUNNING" && job.step;
+      const bool steps = anew || (job.generation == before.generation && job.step > seen);
+      if (steps) {
+        still = std::max(still, now - moved);
+        moved = now;
+        seen = job.step;
+      }
+      if (anew || (steps && over && !plan_.Ends())) {
+        // What a killed rank did last may be heard after its end, so that such a time is one from the fault.
+        Tell(before, victims, job, plan_.Ends() ? now - at : still);
         return Undrain();
       }
-      if (clock_.Now() - at > kRecoverWithin) break;
+      if (!over || drained_.empty()) continue;
+      // It has had its time. A job that has found no place until now would wait for this drain alone.
+      GT_RETURN_IF_ERROR(Undrain());
+      if (job.state != "WAITING") continue;
+      Say(absl::StrCat("rank ", NumbersOf(victims), " on ", victims[0].hostname, ": ", job_,
+                       " had nowhere else to go in ", PrintDuration(plan_.lasts),
+                       "; the drain is taken back, and no restart is timed"));
+      return absl::OkStatus();
     }
     if (signalled_) return absl::OkStatus();
     return absl::DeadlineExceededError(absl::StrCat(job_, " has not stepped on within ",
-                                                    PrintDuration(kRecoverWithin),
+                                                    PrintDuration(plan_.lasts + kRecoverWithin),
                                                     ", or reports no steps: gtrain why ", job_));
+  }
+
+  void Tell(const JobDoc& before, const std::vector<RankDoc>& victims, const JobDoc& now,
+            absl::Duration still) {
+    const double took = absl::ToDoubleSeconds(still);
+    took_.push_back(took);
+    deeds_.back()["seconds"] = took;
+    const int64_t lost = before.step.value_or(0) - *now.step;
+    Say(absl::StrFormat(
+        "rank %s on %s: step %d, on at step %d in generation %d; the job stood still for "
+        "%.2f s%s",
+        NumbersOf(victims), victims[0].hostname, before.step.value_or(0), *now.step, now.generation, took,
+        lost > 0 ? absl::StrFormat("; %d steps are made again", lost) : ""));
   }
 
   absl::Status Undrain() {
@@ -321,7 +410,9 @@ class Chaos {
   }
 
   absl::Status GiveBack(const std::string& node) {
-    return Ask(cluster_, core::ClientDrainNode{node, absl::ZeroDuration(), "gtrain chaos", true}).status();
+    return Ask(cluster_,
+               core::ClientDrainNode{.node = node, .left = {}, .reason = kReason, .undo = true, .own = true})
+        .status();
   }
 
   Cluster& cluster_;
@@ -331,7 +422,8 @@ class Chaos {
   const RealClock clock_;
   SignalPipe signals_;
   bool signalled_ = false;
-  bool said_nobody_ = false;
+  std::set<std::string> said_;
+  std::string why_not_;
   std::vector<std::string> drained_;
   json deeds_ = json::array();
   std::vector<double> took_;
@@ -358,7 +450,7 @@ int RunChaos(const Args& args) {
 Verb ChaosVerb() {
   Verb verb;
   verb.name = "chaos";
-  verb.summary = "Cause faults in a job, and say how soon it steps on after each";
+  verb.summary = "Cause faults in a job, and say how long it stands still after each";
   verb.usage =
       "[--kill|--term|--stop TIME|--slow TIME|--cut TIME|--fill TIME|--drain TIME|--trace FILE] [flags] "
       "[JOB]";

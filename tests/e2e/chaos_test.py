@@ -9,6 +9,7 @@ import time
 import unittest
 
 import harness
+from cluster import ClusterTest
 from harness import soak, wait_until
 
 DAEMONS = ('head', 'agent', 'local-watch')
@@ -73,16 +74,18 @@ class ChaosTest(harness.GtrainTest):
         self.assertEqual(generations, sorted(set(generations)), 'each was in a generation of its own')
         self.assertEqual((self.job('train') or {}).get('generation'), generations[-1] + 1)
         stopped = self.start('chaos', 'train', '--stop', '2s', '--rank', '1', '--every', '1s')
-        stopped.wait_for(r'rank 1 on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation ' + str(generations[-1] + 1))
+        stopped.wait_for(r'rank 1 on \S+: step \d+, on at step \d+ in generation ' + str(generations[-1] + 1))
         stopped.signal(signal.SIGINT)
         self.assertEqual(stopped.wait(), 0, stopped.output())
-        self.assertRegex(stopped.output(), r'train-1: \d faults?; it stepped on after [\d.]+ s in the median, [\d.]+ s at most; it is RUNNING')
+        self.assertRegex(stopped.output(), r'train-1: \d faults?; it stood still for [\d.]+ s in the median, [\d.]+ s at most; it is RUNNING')
         self.assertIn('one of --kill, --term', self.gtrain('chaos', 'train', '--kill', '--term', expect=2).stderr)
         nobody = self.gtrain('chaos', 'train', '--rank', '99', '--every', '100ms', '--for', '1s', expect=2)
         self.assertIn('--rank 99: train-1 has ranks 0 to 1', nobody.stderr)
-        nobody = self.gtrain('chaos', 'train', '--node', 'nowhere', '--every', '100ms', '--for', '1s')
-        self.assertIn('no rank to hit: kills all ranks on nowhere; RUNNING', nobody.stderr)
-        self.assertIn('train-1: 0 faults', nobody.stdout)
+        nobody = self.gtrain('chaos', 'train', '--node', 'nowhere', expect=2)
+        self.assertIn('--node nowhere: there is no such machine', nobody.stderr)
+        early = self.gtrain('chaos', 'train', '--for', '100ms', '--every', '10s', '--json', expect=1)
+        self.assertIn('nothing was hit: --for was over before the first fault, which comes after 5s to 15s', early.stderr)
+        self.assertEqual(list(json.loads(early.stdout)), ['error'])
         self.assertIn('write a time', self.gtrain('chaos', 'train', '--every', 'soon', expect=2).stderr)
         self.wait_for_steps(max(self.steps().values()) + 5, ranks=2)
         open(done, 'w').close()
@@ -101,7 +104,7 @@ class ChaosTest(harness.GtrainTest):
         pids = {rank['rank']: rank['pid'] for rank in self.job('stays')['ranks']}
         for rank in (0, 1):  # the second one has gone on without the first
             said = self.start('chaos', 'stays', '--rank', str(rank), '--every', '300ms')
-            said.wait_for(rf'rank {rank} on \S+: step \d+, and on after [\d.]+ s')
+            said.wait_for(rf'rank {rank} on \S+: step \d+, on at step \d+ in generation \d+; the job stood still for [\d.]+ s')
             said.signal(signal.SIGINT)
             self.assertEqual(said.wait(), 0, said.output())
             self.assertFalse(harness.alive(pids[rank]), said.output())
@@ -121,7 +124,7 @@ class ChaosTest(harness.GtrainTest):
 
         before = wait_until('a spare', spare)
         said = self.start('chaos', 'spared', '--every', '300ms', '--seed', '7')
-        said.wait_for(r'rank [01] on \S+: step \d+, and on after [\d.]+ s')
+        said.wait_for(r'rank [01] on \S+: step \d+, on at step \d+ in generation \d+; the job stood still for [\d.]+ s')
         said.signal(signal.SIGINT)
         self.assertEqual(said.wait(), 0, said.output())
         self.assertNotIn('rank 2', said.output())
@@ -147,14 +150,16 @@ class ChaosTest(harness.GtrainTest):
             return stat.read().rpartition(')')[2].split()[0]
 
     def test_the_verb_slows_a_rank_down(self):
-        """The others wait for one that runs half of the time; it is not lost, and runs as before behind it."""
+        """The others wait for one that runs half of the time; it is not lost, and runs as before behind it. What is reported is how
+        long the job stood still, which steps all the time, and not how long the fault lasted."""
         pids = self.in_place('slow', 2)
-        said = self.start('chaos', 'slow', '--slow', '3s', '--rank', '1', '--every', '300ms', '--for', '1s')
+        said = self.start('chaos', 'slow', '--slow', '10s', '--rank', '1', '--every', '300ms', '--for', '1s', '--json')
         stood = set()
         wait_until('the rank to stand still and run by turns', lambda: stood.add(self.state_of(pids[1])) or {'T'} < stood)
-        said.wait_for(r'rank 1 on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation 1')
+        said.wait_for(r'rank 1 on \S+: step \d+, on at step \d+ in generation 1; the job stood still for [\d.]+ s')
         self.assertEqual(said.wait(), 0, said.output())
-        self.assertIn('lets rank 1 run half of the time for 3s', said.output())
+        self.assertIn('lets rank 1 run half of the time for 10s', said.output())
+        self.assertLess(json.loads(said.output().splitlines()[-1])['seconds_max'], 10, said.output())
         self.assertEqual(self.job('slow')['generation'], 1)
         runs = []  # in a row
         wait_until('the rank to run on', lambda: runs.append(1) or len(runs) > 20 if self.state_of(pids[1]) != 'T' else runs.clear())
@@ -181,6 +186,11 @@ class ChaosTest(harness.GtrainTest):
         self.assertTrue(all(harness.alive(pid) for pid in pids), 'they wait for a place, with what they have')
         said.signal(signal.SIGINT)
         self.assertEqual(said.wait(), 0, said.output())
+        with open(trace, 'w') as out:
+            json.dump({'metadata': {'gap_seconds': 1}, 'data': [16, 16]}, out)
+        self.wait_for_state('market', 'RUNNING')
+        calm = self.gtrain('chaos', 'market', '--trace', trace, '--speed', '10', expect=1)
+        self.assertIn('nothing was hit: as far as the trace was played, all 1 machines that take ranks stay', calm.stderr)
         self.gtrain('stop', 'market', '--now')
         for words, error in ((['--trace', trace, '--rank', '1'], '--trace or --rank, not both'), (['--speed', '2'], '--speed is that of a --trace'),
                              (['--trace', trace, '--kill'], 'with --trace machines go'), (['--trace', self.dir + '/none'], 'none'),
@@ -205,13 +215,12 @@ class ChaosTest(harness.GtrainTest):
                 out.write(bytes(4096))
         self.assertEqual(said.wait(), 0, said.output())
         wait_until('a free disk', lambda: free() > 30 << 20)
-        nowhere = self.gtrain('chaos', 'full', '--fill', '1s', '--dir', '/nowhere', '--every', '100ms', '--for', '500ms')
-        self.assertIn('rank 0: it cannot write a file in /nowhere', nowhere.stderr)
-        self.assertIn('0 faults', nowhere.stdout)
+        nowhere = self.gtrain('chaos', 'full', '--fill', '1s', '--dir', '/nowhere', '--every', '100ms', '--for', '500ms', expect=1)
+        self.assertIn('nothing was hit: rank 0: it cannot write a file in /nowhere', nowhere.stderr)
         self.gtrain('stop', 'full', '--now')
 
     def test_the_verb_leaves_nothing_behind(self):
-        """A signal ends it also while it waits for the job to step on, and a drain is taken back when the job ends."""
+        """A signal ends it also while it waits for the job to step on; the only machine is not drained, for nothing would come of it."""
         spec = self.job_file('rests', 'name: rests\nranks: 1\nrun: sleep 1000\n')
         self.gtrain('launch', '-d', spec)
         self.wait_for_state('rests', 'RUNNING')
@@ -221,11 +230,10 @@ class ChaosTest(harness.GtrainTest):
         self.assertEqual(killed.wait(), 0, killed.output())
         self.assertRegex(killed.output(), r'rests-1: 1 fault; it is ')
         self.wait_for_state('rests', 'RUNNING')
-        drained = self.start('chaos', 'rests', '--drain', '60s', '--every', '200ms')
-        wait_until('a drained node', lambda: 'gtrain chaos' in self.gtrain('nodes').stdout)
-        self.gtrain('stop', 'rests', '--now')
-        self.assertEqual(drained.wait(), 0, drained.output())
+        only = self.gtrain('chaos', 'rests', '--drain', '15s', '--for', '4s', '--every', '200ms', expect=1)
+        self.assertIn(f'nothing was hit: {os.uname().nodename} is not drained: the job has nowhere else to go', only.stderr)
         self.assertNotIn('gtrain chaos', self.gtrain('nodes').stdout)
+        self.gtrain('stop', 'rests', '--now')
         self.gtrain('launch', '-d', self.job_file('frail', 'name: frail\nranks: 1\nrun: sleep 1000\nrestart: {budget: 0, before_first_step: 0}\n'))
         self.wait_for_state('frail', 'RUNNING')
         self.assertIn('frail-2: 1 fault; it is FAILED', self.gtrain('chaos', 'frail', '--every', '200ms', expect=1).stdout)
@@ -242,6 +250,70 @@ class ChaosTest(harness.GtrainTest):
                     pass
             if one == signal.SIGSTOP:
                 time.sleep(stopped)  # the length of the deed; nothing waits for it
+
+
+class DrainsTest(ClusterTest):
+    """Two machines, and what `gtrain chaos --drain` does with what others say of them."""
+
+    def sources_of(self, name):
+        return [notice['source'] for notice in self.node(name)['notices']]
+
+    def rests(self, name, extra='ranks: 1\n'):
+        self.submit(self.job_file(name, f'name: {name}\nrun: sleep 1000\nresources: {{cpus: 1}}\n{extra}'))
+        return self.wait_for_state(name, 'RUNNING')['ranks'][0]['hostname']
+
+    def chaos(self, *words):
+        return self.start('chaos', *words, '--every', '200ms', prefix=self.inside(0))
+
+    def test_a_drain_has_its_time(self):
+        """A job that takes all machines waits for the drain alone: it is taken back when its time is over, and not when the job has
+        gone a step on."""
+        self.submit(self.sdk_job('both', 50, os.path.join(self.dir, 'never')))
+        self.wait_for_sdk_steps(3, ranks=2)
+        said = self.chaos('both', '--drain', '12s', '--for', '1s')
+        wait_until('a drain', lambda: self.sources_of('node0') + self.sources_of('node1'))
+        self.assertEqual(said.wait(), 0, said.output())
+        self.assertRegex(said.output(), r'rank [01] on node[01]: both-1 had nowhere else to go in 12s; the drain is taken back')
+        self.assertIn('both-1: 1 fault; it is ', said.output())
+        self.assertEqual(self.sources_of('node0') + self.sources_of('node1'), [])
+        wait_until('the job to run again', lambda: self.job('both')['state'] == 'RUNNING' and self.job('both')['generation'] == 2)
+        self.client('stop', 'both', '--now')
+
+    def test_only_its_own_drain_is_taken_back(self):
+        """Of the job's end and of a signal; what a person has drained is neither chosen nor given back."""
+        host = self.rests('ends')
+        said = self.chaos('ends', '--drain', '1h')
+        wait_until('a drain', lambda: self.sources_of(host))
+        self.client('stop', 'ends', '--now')
+        self.assertEqual(said.wait(), 0, said.output())
+        self.assertEqual(self.sources_of(host), [])
+        host = self.rests('stays')
+        said = self.chaos('stays', '--drain', '1h')
+        wait_until('a drain', lambda: self.sources_of(host))
+        self.client('node', 'drain', host, '--deadline', '30m', '--reason', 'new disk')
+        self.assertRegex(self.sources_of(host)[0], 'new disk$')
+        said.signal(signal.SIGINT)
+        self.assertEqual(said.wait(), 0, said.output())
+        self.assertRegex(self.sources_of(host)[0], 'new disk$', 'it is not the drain of the client that ends')
+        said = self.chaos('stays', '--drain', '1h')
+        self.assertEqual(said.wait(), 1, said.output())
+        self.assertRegex(said.output(), rf'nothing was hit: {host} is not drained: it takes no ranks as it is .leaving: drained by .*: new disk.')
+        self.assertRegex(self.sources_of(host)[0], 'new disk$')
+        self.client('node', 'undrain', host, '--reason', 'it is in')
+        self.assertEqual(self.sources_of(host), [], 'a person takes back what stands')
+        self.client('stop', 'stays', '--now')
+
+    def test_a_job_without_ranks_is_not_hit(self):
+        """Nor is one on a machine where it has none: either is said, and is no success."""
+        host = self.rests('one')
+        other = 'node1' if host == 'node0' else 'node0'
+        self.assertIn(f'--node {other}: no rank of one-1 is there', self.client('chaos', 'one', '--node', other, expect=2).stderr)
+        self.submit(self.job_file('three', 'name: three\nrun: sleep 1000\nresources: {cpus: 1}\nnodes: 3\nranks_per_node: 1\n'))
+        self.wait_for_state('three', 'WAITING')
+        waits = self.client('chaos', 'three', '--every', '200ms', '--for', '1s', expect=1)
+        self.assertIn('nothing was hit: no rank to hit: kills a rank; WAITING: gtrain why three-2', waits.stderr)
+        for name in ('one', 'three'):
+            self.client('stop', name, '--now')
 
 
 if __name__ == '__main__':

@@ -132,9 +132,9 @@ class CutOffTest(MachinesTest):
         before = {rank['pid'] for rank in self.job('cut')['ranks'] if rank['hostname'] != 'node2'}  # the head is on node0
         self.assertEqual(len(before), 2)
         short = self.client('chaos', 'cut', '--cut', '2s', '--node', 'node2', '--every', '200ms', '--for', '500ms')
-        self.assertRegex(short.stderr, r'rank . on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation 1')
+        self.assertRegex(short.stderr, r'rank . on \S+: step \d+, on at step \d+ in generation 1')
         long = self.client('chaos', 'cut', '--cut', '20s', '--node', 'node2', '--every', '200ms', '--for', '500ms', timeout=120)
-        self.assertRegex(long.stderr, r'rank . on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation 2')
+        self.assertRegex(long.stderr, r'rank . on \S+: step \d+, on at step \d+ in generation 2')
         self.assertLessEqual(before, {rank['pid'] for rank in self.job('cut')['ranks']}, 'the others kept their processes')
         wait_until('the machine to be back', lambda: self.nodes_in('alive') == 3, 120)
         wait_until('three again', lambda: self.job('cut')['world_size'] == 3, 120)
