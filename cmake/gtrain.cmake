@@ -169,6 +169,8 @@ gtrain_pkg(expat expat OPTIONAL "no S3")
 gtrain_pkg(isal libisal OPTIONAL "uploads to S3 are always signed with their SHA-256")
 gtrain_pkg(microhttpd libmicrohttpd OPTIONAL "the tests of S3 and bench_checkpoint are left out")
 gtrain_pkg(ucx ucx OPTIONAL "one machine only")
+find_path(GTRAIN_MSGPACK msgpack.hpp)
+gtrain_record(msgpack-cxx "${GTRAIN_MSGPACK}" "no libgtrain.so")
 # TorchConfig warns loudly about missing optional parts; only what is printed in our table matters. Under a
 # sanitizer libtorch, which is not instrumented, would only add noise.
 if(NOT GTRAIN_SANITIZE)

@@ -3,6 +3,7 @@
 //   target_link_libraries(train gtrain::gtrain)
 //   g++ -std=c++20 train.cc $(pkg-config --cflags --libs gtrain)
 #pragma once
+#include <gtrain/actor.h>
 #include <gtrain/checkpoint.h>
 #include <gtrain/communicator.h>
 #include <gtrain/elastic.h>

@@ -1,0 +1,515 @@
+#include "actors/exec/host.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <map>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/mutex.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "base/units.h"
+
+namespace gtrain::actors {
+namespace {
+
+constexpr int kCallsInARow = 64;       // of one actor, before others have their turn
+constexpr size_t kReasonsKept = 1024;  // why actors ended
+constexpr absl::Duration kIdleLook = absl::Seconds(60);
+
+thread_local bool inside_actor = false;
+
+struct Actor;
+
+// What an actor is to do: to be made first, then calls.
+struct Work {
+  std::shared_ptr<Actor> actor;
+  int method = -1;  // below 0: it is made
+  std::string arguments;
+  Reply reply;  // null: its caller has heard something
+  std::optional<std::multimap<Instant, Work*>::iterator> timer;
+  std::list<std::unique_ptr<Work>>::iterator place;  // in the mailbox, until it is begun
+  Instant deadline;
+  bool begun = false;
+};
+
+struct Actor {
+  ActorAddress address;
+  std::shared_ptr<const ActorClass> type;
+  SpawnOptions options;
+  std::string arguments;  // of which it is made anew
+  void* self = nullptr;
+  std::list<std::unique_ptr<Work>> mailbox;
+  size_t mailbox_bytes = 0;
+  std::vector<Instant> crashes;  // within kRestartWindow
+  bool scheduled = false;        // in the queue of those that have work
+  bool inside = false;           // a thread is in a function of its class
+  bool busy = false;             // a call was begun and not answered
+  bool broken = false;
+  bool ended = false;
+};
+
+// Replies that are made when the lock is released.
+struct Heard {
+  Reply reply;
+  absl::Status status;
+  std::string result;
+};
+using AllHeard = std::vector<Heard>;
+
+void Tell(AllHeard& heard) {
+  for (Heard& one : heard) one.reply(one.status, one.result);
+  heard.clear();
+}
+
+}  // namespace
+
+std::string ActorAddress::Pack() const {
+  std::string bytes(sizeof(ActorAddress), '\0');
+  std::memcpy(bytes.data(), this, sizeof(ActorAddress));
+  return bytes;
+}
+
+absl::StatusOr<ActorAddress> ActorAddress::Parse(absl::string_view bytes) {
+  ActorAddress address;
+  if (bytes.size() != sizeof(address))
+    return absl::InvalidArgumentError(
+        absl::StrCat("a reference to an actor has ", sizeof(address), " bytes, and this one ", bytes.size()));
+  std::memcpy(&address, bytes.data(), sizeof(address));
+  return address;
+}
+
+class Host::Core : public std::enable_shared_from_this<Host::Core> {
+ public:
+  Core(const HostOptions& options, const Clock& clock) : options_(options), clock_(clock) {
+    Rng rng = Rng::FromSystem();
+    self_.host_high = rng.Next();
+    self_.host_low = rng.Next();
+  }
+
+  void Start() {
+    threads_.push_back(StartWithoutSignals([core = shared_from_this()] { core->Expire(); }));
+    for (int i = 0; i < std::max(1, options_.threads); ++i)
+      threads_.push_back(StartWithoutSignals([core = shared_from_this()] { core->Run(); }));
+  }
+
+  void Close() {
+    GT_CHECK(!inside_actor);
+    AllHeard heard;
+    bool over = false;
+    {
+      MutexLock lock(&mutex_);
+      closing_ = true;
+      while (!actors_.empty()) EndLocked(actors_.begin()->second, "its host is closed", heard);
+    }
+    Tell(heard);
+    {
+      MutexLock lock(&mutex_);
+      over = mutex_.AwaitFor(options_.close_within,
+                             [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return alive_ == 0; });
+      stopping_ = true;
+    }
+    for (std::thread& thread : threads_) {
+      if (over) {
+        thread.join();
+      } else {
+        thread.detach();
+      }
+    }
+  }
+
+  absl::Status Register(ActorClass type) {
+    if (type.name.empty() || type.name.size() > 255)
+      return absl::InvalidArgumentError("the name of a class has 1 to 255 bytes");
+    MutexLock lock(&mutex_);
+    const auto known = classes_.find(type.name);
+    if (known == classes_.end()) {
+      std::string name = type.name;
+      classes_.emplace(std::move(name), std::make_shared<const ActorClass>(std::move(type)));
+      return absl::OkStatus();
+    }
+    if (known->second->signature == type.signature) return absl::OkStatus();
+    return absl::AlreadyExistsError(absl::StrCat("there is another class ", type.name, ": ",
+                                                 known->second->signature, "; this one is ", type.signature));
+  }
+
+  void Spawn(absl::string_view type, const SpawnOptions& options, std::string arguments,
+             absl::Duration timeout, Reply reply) {
+    absl::Status status;
+    {
+      MutexLock lock(&mutex_);
+      const auto known = classes_.find(type);
+      if (closing_) {
+        status = absl::CancelledError("the host is closed");
+      } else if (known == classes_.end()) {
+        status = absl::NotFoundError(absl::StrCat("no class ", type, " is registered here: is gtrain::Actor<",
+                                                  type, ", ...> in this program?"));
+      } else {
+        auto actor = std::make_shared<Actor>();
+        actor->address = self_;
+        actor->address.number = ++last_number_;
+        actor->type = known->second;
+        actor->options = options;
+        actor->arguments = std::move(arguments);
+        actors_.emplace(actor->address.number, actor);
+        ++alive_;
+        auto work = std::make_unique<Work>();
+        work->reply = std::move(reply);
+        Queue(actor, std::move(work), timeout);
+        return;
+      }
+    }
+    reply(status, {});
+  }
+
+  void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+            Reply reply) {
+    absl::Status status;
+    {
+      MutexLock lock(&mutex_);
+      const std::shared_ptr<Actor> actor = Find(address);
+      if (actor == nullptr) {
+        status = NotFound(address);
+      } else {
+        status = MayCall(*actor, method, arguments.size());
+      }
+      if (status.ok()) {
+        auto work = std::make_unique<Work>();
+        work->method = method;
+        work->arguments = std::move(arguments);
+        work->reply = std::move(reply);
+        Queue(actor, std::move(work), timeout);
+        return;
+      }
+    }
+    reply(status, {});
+  }
+
+  void End(const ActorAddress& address, absl::string_view reason) {
+    AllHeard heard;
+    {
+      MutexLock lock(&mutex_);
+      if (const std::shared_ptr<Actor> actor = Find(address)) EndLocked(actor, reason, heard);
+    }
+    Tell(heard);
+  }
+
+  void Answer(Work* work, const absl::Status& status, absl::string_view result, bool crashed) {
+    std::unique_ptr<Work> owned(work);
+    AllHeard heard;
+    {
+      MutexLock lock(&mutex_);
+      Disarm(*work);
+      Actor& actor = *work->actor;
+      actor.busy = false;
+      --begun_;
+      if (crashed) actor.broken = true;
+      Schedule(work->actor);
+    }
+    // What ran too long was answered by the clock.
+    if (work->reply) work->reply(status, result);
+  }
+
+  absl::Duration Left(Instant deadline) const {
+    return std::max(absl::ZeroDuration(), deadline - clock_.Now());
+  }
+
+  Counts counts() const {
+    MutexLock lock(&mutex_);
+    return {alive_, waiting_, begun_};
+  }
+
+ private:
+  class Begun final : public BegunCall {
+   public:
+    Begun(std::shared_ptr<Core> core, Work* work) : core_(std::move(core)), work_(work) {}
+    void Answer(const absl::Status& status, absl::string_view result, bool crashed) override {
+      core_->Answer(work_, status, result, crashed);
+      delete this;
+    }
+    absl::Duration Left() const override { return core_->Left(work_->deadline); }
+
+   private:
+    const std::shared_ptr<Core> core_;
+    Work* const work_;  // nobody else deletes it
+  };
+
+  std::shared_ptr<Actor> Find(const ActorAddress& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (address.host_high != self_.host_high || address.host_low != self_.host_low) return nullptr;
+    const auto it = actors_.find(address.number);
+    return it == actors_.end() ? nullptr : it->second;
+  }
+
+  absl::Status NotFound(const ActorAddress& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (address.host_high != self_.host_high || address.host_low != self_.host_low)
+      return absl::NotFoundError("the actor is one of another process");
+    const auto why = reasons_.find(address.number);
+    return absl::NotFoundError(absl::StrCat("actor ", address.number, " is no more",
+                                            why == reasons_.end() ? "" : ": ",
+                                            why == reasons_.end() ? "" : why->second));
+  }
+
+  absl::Status MayCall(const Actor& actor, int method, size_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (method < 0 || method >= actor.type->methods)
+      return absl::InvalidArgumentError(absl::StrCat(actor.type->name, " has the methods 0 to ",
+                                                     actor.type->methods - 1, ", and none of number ",
+                                                     method));
+    if (actor.mailbox.size() < options_.mailbox_calls &&
+        (actor.mailbox.empty() || actor.mailbox_bytes + bytes <= options_.mailbox_bytes))
+      return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the mailbox of ", actor.type->name, " ", actor.address.number, " is full with ",
+        actor.mailbox.size(), " calls of ", PrintBytes(static_cast<int64_t>(actor.mailbox_bytes)),
+        ": await answers before making other calls"));
+  }
+
+  void Queue(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work, absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    work->actor = actor;
+    work->deadline = clock_.Now() + timeout;
+    const bool first = timers_.empty() || work->deadline < timers_.begin()->first;
+    work->timer = timers_.emplace(work->deadline, work.get());
+    if (first) ++timer_changes_;
+    actor->mailbox_bytes += work->arguments.size();
+    ++waiting_;
+    actor->mailbox.push_back(std::move(work));
+    Work& queued = *actor->mailbox.back();
+    queued.place = std::prev(actor->mailbox.end());
+    Schedule(actor);
+  }
+
+  void Disarm(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (work.timer) timers_.erase(*work.timer);
+    work.timer.reset();
+  }
+
+  // Out of the mailbox.
+  std::unique_ptr<Work> Take(Actor& actor, std::list<std::unique_ptr<Work>>::iterator place)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::unique_ptr<Work> work = std::move(*place);
+    actor.mailbox.erase(place);
+    actor.mailbox_bytes -= work->arguments.size();
+    --waiting_;
+    return work;
+  }
+
+  void Schedule(const std::shared_ptr<Actor>& actor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (actor->scheduled || actor->inside || actor->busy) return;
+    if (actor->mailbox.empty() && !actor->broken && !actor->ended) return;
+    actor->scheduled = true;
+    ready_.push_back(actor);
+  }
+
+  void EndLocked(std::shared_ptr<Actor> actor, absl::string_view reason, AllHeard& heard)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    actors_.erase(actor->address.number);
+    actor->ended = true;
+    reasons_.emplace(actor->address.number, std::string(reason));
+    if (reasons_.size() > kReasonsKept) reasons_.erase(reasons_.begin());
+    while (!actor->mailbox.empty()) {
+      std::unique_ptr<Work> work = Take(*actor, actor->mailbox.begin());
+      Disarm(*work);
+      if (!work->reply) continue;
+      heard.push_back({std::move(work->reply),
+                       absl::CancelledError(absl::StrCat(actor->type->name, " ", actor->address.number,
+                                                         " has ended, and the call had not begun: ", reason)),
+                       ""});
+    }
+    Schedule(actor);
+  }
+
+  // ---- threads that run actors
+
+  void Run() {
+    for (;;) {
+      std::shared_ptr<Actor> actor;
+      {
+        MutexLock lock(&mutex_);
+        const auto ready = [this]()
+                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !ready_.empty(); };
+        if (!mutex_.AwaitFor(kIdleLook, ready)) continue;
+        if (ready_.empty()) return;
+        actor = std::move(ready_.front());
+        ready_.pop_front();
+        actor->scheduled = false;
+        actor->inside = true;
+      }
+      inside_actor = true;
+      RunOne(actor);
+      inside_actor = false;
+      MutexLock lock(&mutex_);
+      actor->inside = false;
+      Schedule(actor);
+    }
+  }
+
+  void RunOne(const std::shared_ptr<Actor>& actor) {
+    for (int i = 0; i < kCallsInARow; ++i) {
+      std::unique_ptr<Work> work;
+      bool ended = false, broken = false;
+      {
+        MutexLock lock(&mutex_);
+        if (actor->busy) return;  // it answers later
+        ended = actor->ended;
+        broken = std::exchange(actor->broken, false);
+        if (!ended && !broken) {
+          if (actor->mailbox.empty()) return;
+          work = Take(*actor, actor->mailbox.begin());
+          work->begun = true;
+          actor->busy = work->method >= 0;
+          if (actor->busy) ++begun_;
+        }
+      }
+      if (ended) return Destroy(*actor);
+      if (broken) {
+        MakeAnew(actor);
+      } else if (work->method < 0) {
+        Make(actor, std::move(work));
+      } else {
+        // The answer deletes the work, maybe before the function returns.
+        const std::string arguments = std::move(work->arguments);
+        const int method = work->method;
+        actor->type->call(actor->self, method, arguments, new Begun(shared_from_this(), work.release()));
+      }
+    }
+  }
+
+  void Destroy(Actor& actor) {
+    if (actor.self != nullptr) actor.type->destroy(std::exchange(actor.self, nullptr));
+    MutexLock lock(&mutex_);
+    actor.ended = false;  // it is done, and not scheduled again
+    --alive_;
+  }
+
+  void Make(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work) {
+    const absl::StatusOr<void*> made = actor->type->create(actor->arguments);
+    absl::Status status = made.status();
+    AllHeard heard;
+    Reply reply;
+    {
+      MutexLock lock(&mutex_);
+      Disarm(*work);
+      reply = std::move(work->reply);
+      if (made.ok()) actor->self = *made;
+      if (actor->ended) {
+        status = absl::CancelledError(absl::StrCat("the ", actor->type->name, " has ended as it was made"));
+      } else if (!status.ok() || !reply) {  // without a reply its spawn took too long, so nobody has it
+        EndLocked(actor, status.ok() ? "its spawn took too long" : status.message(), heard);
+      }
+    }
+    Tell(heard);
+    if (reply) reply(status, status.ok() ? actor->address.Pack() : "");
+  }
+
+  void MakeAnew(const std::shared_ptr<Actor>& actor) {
+    const Instant now = clock_.Now();
+    actor->type->destroy(std::exchange(actor->self, nullptr));
+    actor->crashes.push_back(now);
+    std::erase_if(actor->crashes, [&](Instant then) { return now - then > kRestartWindow; });
+    std::string reason;
+    const int crashes = static_cast<int>(actor->crashes.size());
+    if (crashes > actor->options.restarts) {
+      reason = absl::StrCat("it threw ", crashes, " times within ", PrintDuration(kRestartWindow),
+                            ", and has ", actor->options.restarts, " restarts");
+    } else {
+      const absl::StatusOr<void*> made = actor->type->create(actor->arguments);
+      if (made.ok()) {
+        actor->self = *made;
+        return;
+      }
+      reason = absl::StrCat("it could not be made anew after it threw: ", made.status().message());
+    }
+    AllHeard heard;
+    {
+      MutexLock lock(&mutex_);
+      if (!actor->ended) EndLocked(actor, reason, heard);
+    }
+    Tell(heard);
+  }
+
+  // ---- the thread of the deadlines
+
+  void Expire() {
+    AllHeard heard;
+    for (;;) {
+      {
+        MutexLock lock(&mutex_);
+        const Instant now = clock_.Now();
+        while (!timers_.empty() && timers_.begin()->first <= now) ExpireOne(*timers_.begin()->second, heard);
+        if (heard.empty()) {
+          if (stopping_) return;
+          const absl::Duration wait = timers_.empty() ? kIdleLook : timers_.begin()->first - now;
+          const uint64_t seen = timer_changes_;
+          mutex_.AwaitFor(wait, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+            return stopping_ || timer_changes_ != seen;
+          });
+        }
+      }
+      Tell(heard);
+    }
+  }
+
+  void ExpireOne(Work& work, AllHeard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Disarm(work);
+    const std::shared_ptr<Actor> actor = work.actor;
+    const std::string what = work.method < 0 ? absl::StrCat("the spawn of ", actor->type->name)
+                                             : absl::StrCat("a call of ", actor->type->name);
+    if (work.begun) {
+      heard.push_back({std::exchange(work.reply, nullptr),
+                       absl::DeadlineExceededError(absl::StrCat(what, " has begun and is not done")), ""});
+      return;
+    }
+    const auto ahead = std::distance(actor->mailbox.begin(), work.place);
+    const std::unique_ptr<Work> taken = Take(*actor, work.place);
+    heard.push_back({std::move(taken->reply),
+                     absl::DeadlineExceededError(
+                         absl::StrCat(what, " had not begun, and will not: ", ahead, " were before it")),
+                     ""});
+    if (taken->method < 0) EndLocked(actor, "its spawn took too long", heard);
+  }
+
+  const HostOptions options_;
+  const Clock& clock_;
+  ActorAddress self_;
+  std::vector<std::thread> threads_;  // of Start and Close alone
+
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<const ActorClass>, std::less<>> classes_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::shared_ptr<Actor>> actors_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::string> reasons_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Actor>> ready_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
+  uint64_t timer_changes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t alive_ ABSL_GUARDED_BY(mutex_) = 0, waiting_ ABSL_GUARDED_BY(mutex_) = 0,
+                begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false, stopping_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+Host::Host(const HostOptions& options, const Clock& clock) : core_(std::make_shared<Core>(options, clock)) {
+  core_->Start();
+}
+Host::~Host() { core_->Close(); }
+
+absl::Status Host::Register(ActorClass type) { return core_->Register(std::move(type)); }
+void Host::Spawn(absl::string_view type, const SpawnOptions& options, std::string arguments,
+                 absl::Duration timeout, Reply reply) {
+  core_->Spawn(type, options, std::move(arguments), timeout, std::move(reply));
+}
+void Host::Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+                Reply reply) {
+  core_->Call(address, method, std::move(arguments), timeout, std::move(reply));
+}
+void Host::End(const ActorAddress& address, absl::string_view reason) { core_->End(address, reason); }
+bool Host::Inside() { return inside_actor; }
+Host::Counts Host::counts() const { return core_->counts(); }
+
+}  // namespace gtrain::actors

@@ -1,0 +1,107 @@
+// Host runs actors: objects to which calls come one at a time.
+//
+// A call waits in the mailbox of its actor, which is bounded in calls and bytes, and has a deadline. Threads
+// of the host take the actors that have work in turn. An actor has one thread of control: it begins no other
+// call until the one before has been answered, which may be after its function has returned. Calls that one
+// thread makes to one actor run in that order. What each call came to its caller hears once.
+//
+// Thread-safe. Spawn, Call and End never block; functions of classes and callers are called without locks,
+// callers' from any thread. A call costs O(log n) where n wait for an answer; an actor without work costs its
+// object, its arguments and about 400 bytes, and no thread.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+
+namespace gtrain::actors {
+
+struct HostOptions {
+  int threads = 2;
+  size_t mailbox_calls = 1024;
+  size_t mailbox_bytes = size_t{64} << 20;
+  absl::Duration close_within = absl::Seconds(30);  // for the calls that have begun
+};
+
+// Names an actor of any host, for ever: no other one gets its number.
+struct ActorAddress {
+  uint64_t host_high = 0, host_low = 0;  // drawn when the host was made
+  uint64_t number = 0;
+  bool operator==(const ActorAddress&) const = default;
+  std::string Pack() const;
+  static absl::StatusOr<ActorAddress> Parse(absl::string_view bytes);
+};
+
+// A call that an actor has begun. Whoever has it answers once.
+class BegunCall {
+ public:
+  // `crashed`: the actor's state is of no more use. It is made anew, or ends. Deletes this object.
+  virtual void Answer(const absl::Status& status, absl::string_view result, bool crashed) = 0;
+  virtual absl::Duration Left() const = 0;  // of its time; zero where it is over
+
+ protected:
+  virtual ~BegunCall() = default;
+};
+
+struct ActorClass {
+  std::string name;
+  std::string signature;  // of all methods
+  int methods = 0;
+  std::function<absl::StatusOr<void*>(absl::string_view arguments)> create;
+  std::function<void(void* self)> destroy;
+  std::function<void(void* self, int method, absl::string_view arguments, BegunCall* call)> call;
+};
+
+struct SpawnOptions {
+  int restarts = 3;  // within kRestartWindow
+};
+inline constexpr absl::Duration kRestartWindow = absl::Hours(1);
+
+using Reply = absl::AnyInvocable<void(const absl::Status&, absl::string_view)>;
+
+class Host {
+ public:
+  // `clock` outlives it. Throws std::system_error where no thread can be started.
+  Host(const HostOptions& options, const Clock& clock);
+  // Ends all actors and waits until the calls that have begun are answered, `close_within` at most: what
+  // runs then is left to itself. Not from inside of an actor.
+  ~Host();
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  // kAlreadyExists: there is a class of this name with another signature.
+  absl::Status Register(ActorClass type);
+  // The reply is an address. kNotFound: no such class. Other errors are those of `create`.
+  void Spawn(absl::string_view type, const SpawnOptions& options, std::string arguments,
+             absl::Duration timeout, Reply reply);
+  // kNotFound: there is no such actor, or no more. kResourceExhausted: its mailbox is full, nothing has run.
+  // kDeadlineExceeded: it may have run unless the message says that it had not begun. kCancelled: the actor
+  // ended before it began.
+  void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+            Reply reply);
+  void End(const ActorAddress& address, absl::string_view reason);
+
+  // This thread is inside of an actor, which must not wait for calls.
+  static bool Inside();
+
+  struct Counts {
+    size_t actors = 0;   // that live, or are being ended
+    size_t waiting = 0;  // calls in mailboxes
+    size_t begun = 0;
+  };
+  Counts counts() const;
+
+ private:
+  class Core;
+  std::shared_ptr<Core> core_;  // threads that are left to themselves have it, too
+};
+
+}  // namespace gtrain::actors

@@ -1,0 +1,339 @@
+#include "actors/exec/host.h"
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::actors {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kSoon = absl::Seconds(30);
+
+// What a call came to.
+class Answer {
+ public:
+  Reply Taker() {
+    return [state = state_](const absl::Status& status, absl::string_view result) {
+      MutexLock lock(&state->mutex);
+      state->status = status;
+      state->result = std::string(result);
+      ++state->times;
+    };
+  }
+  absl::StatusOr<std::string> Get() {
+    MutexLock lock(&state_->mutex);
+    if (!state_->mutex.AwaitFor(kSoon, [&] { return state_->times > 0; })) {
+      ADD_FAILURE() << "no answer";
+      return absl::DeadlineExceededError("no answer");
+    }
+    if (!state_->status.ok()) return state_->status;
+    return state_->result;
+  }
+  int times() {
+    MutexLock lock(&state_->mutex);
+    return state_->times;
+  }
+
+ private:
+  struct State {
+    Mutex mutex;
+    absl::Status status;
+    std::string result;
+    int times = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+// Its methods: 0 appends its argument and answers with all; 1 waits at the gate; 2 throws, so to say;
+// 3 keeps its call until Later.
+struct Log {
+  std::string text;
+};
+
+class HostTest : public ::testing::Test {
+ protected:
+  void Open(HostOptions options = {}) {
+    host_ = std::make_unique<Host>(options, clock_);
+    ActorClass type;
+    type.name = "Log";
+    type.signature = "one";
+    type.methods = 4;
+    type.create = [this](absl::string_view arguments) -> absl::StatusOr<void*> {
+      ++made_;
+      if (arguments == "fails") return absl::InvalidArgumentError("it was told to");
+      ++alive_;
+      return new Log{std::string(arguments)};
+    };
+    type.destroy = [this](void* self) {
+      --alive_;
+      delete static_cast<Log*>(self);
+    };
+    type.call = [this](void* self, int method, absl::string_view arguments, BegunCall* call) {
+      auto* log = static_cast<Log*>(self);
+      EXPECT_TRUE(Host::Inside());
+      if (method == 0) {
+        log->text.append(arguments.data(), arguments.size());
+        call->Answer(absl::OkStatus(), log->text, false);
+        log->text.append(arguments.data(), 0);  // both live until the function returns
+      } else if (method == 1) {
+        ++at_gate_;
+        gate_.WaitFor(kSoon);
+        call->Answer(absl::OkStatus(), "through", false);
+      } else if (method == 2) {
+        call->Answer(absl::UnknownError("it threw"), "", true);
+      } else {
+        MutexLock lock(&mutex_);
+        later_.push_back(call);
+      }
+    };
+    ASSERT_TRUE(host_->Register(std::move(type)).ok());
+  }
+  ~HostTest() override {
+    gate_.Notify();
+    host_.reset();
+    EXPECT_EQ(alive_, 0) << "an actor was not ended";
+  }
+  ActorAddress SpawnOne(std::string arguments = "", SpawnOptions options = {}) {
+    Answer answer;
+    host_->Spawn("Log", options, std::move(arguments), kSoon, answer.Taker());
+    const auto bytes = answer.Get();
+    EXPECT_TRUE(bytes.ok()) << bytes.status();
+    return *ActorAddress::Parse(bytes.value_or(std::string(24, '\0')));
+  }
+  absl::StatusOr<std::string> CallOne(const ActorAddress& address, int method, std::string arguments = "",
+                                      absl::Duration timeout = kSoon) {
+    Answer answer;
+    host_->Call(address, method, std::move(arguments), timeout, answer.Taker());
+    return answer.Get();
+  }
+  template <typename Condition>
+  void Until(const Condition& condition) {
+    const Instant end = clock_.Now() + kSoon;
+    while (!condition() && clock_.Now() < end) std::this_thread::yield();
+    ASSERT_TRUE(condition());
+  }
+
+  RealClock clock_;
+  std::atomic<int> made_ = 0, alive_ = 0, at_gate_ = 0;
+  Notification gate_;
+  Mutex mutex_;
+  std::vector<BegunCall*> later_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Host> host_;
+};
+
+TEST_F(HostTest, CallsOfOneThreadRunInTheirOrder) {
+  Open();
+  const ActorAddress log = SpawnOne("0");
+  std::string expected = "0";
+  Answer last;
+  for (int i = 0; i < 900; ++i) {
+    const std::string text = absl::StrCat(",", i);
+    expected += text;
+    Answer ignored;
+    host_->Call(log, 0, text, kSoon, i == 899 ? last.Taker() : ignored.Taker());
+  }
+  EXPECT_EQ(last.Get().value(), expected);
+}
+
+TEST_F(HostTest, OneCallAtATimeWhoeverMakesThem) {
+  HostOptions options;
+  options.threads = 4;
+  options.mailbox_calls = 100'000;
+  Open(options);
+  const ActorAddress log = SpawnOne();
+  std::vector<std::thread> callers;
+  std::vector<Answer> last(4);
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int i = 0; i < 5000; ++i) {
+        Answer ignored;
+        host_->Call(log, 0, "x", kSoon, i == 4999 ? last[caller].Taker() : ignored.Taker());
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  size_t longest = 0;
+  for (Answer& answer : last) longest = std::max(longest, answer.Get().value().size());
+  EXPECT_EQ(longest, 20'000u) << "an append was lost, or two ran at once";
+}
+
+TEST_F(HostTest, AFullMailboxSaysSoAndHasRunNothing_B1) {
+  HostOptions options;
+  options.mailbox_calls = 3;
+  options.mailbox_bytes = 10;
+  Open(options);
+  const ActorAddress log = SpawnOne();
+  Answer at_gate;
+  host_->Call(log, 1, "", kSoon, at_gate.Taker());
+  Until([&] { return at_gate_ == 1; });
+  Answer first, second, third;
+  host_->Call(log, 0, "abcdef", kSoon, first.Taker());
+  EXPECT_EQ(CallOne(log, 0, "ghijk").status().code(), absl::StatusCode::kResourceExhausted) << "11 bytes";
+  host_->Call(log, 0, "g", kSoon, second.Taker());
+  host_->Call(log, 0, "h", kSoon, third.Taker());
+  const absl::Status full = CallOne(log, 0, "").status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(full.message(), HasSubstr("full with 3 calls"));
+  EXPECT_EQ(host_->counts().waiting, 3u);
+  EXPECT_EQ(host_->counts().begun, 1u);
+  gate_.Notify();
+  EXPECT_EQ(third.Get().value(), "abcdefgh");
+  EXPECT_EQ(CallOne(log, 0, "ijklmnopqrs").value(), "abcdefghijklmnopqrs") << "one alone may be larger";
+}
+
+TEST_F(HostTest, ACallThatTookTooLongIsAnsweredOnceAndWhatHadNotBegunNeverRuns) {
+  Open();
+  const ActorAddress log = SpawnOne();
+  Answer at_gate, waits;
+  host_->Call(log, 1, "", absl::Milliseconds(30), at_gate.Taker());
+  Until([&] { return at_gate_ == 1; });
+  host_->Call(log, 0, "never", absl::Milliseconds(20), waits.Taker());
+  EXPECT_THAT(waits.Get().status().message(), HasSubstr("had not begun, and will not"));
+  EXPECT_EQ(waits.Get().status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(at_gate.Get().status().message(), HasSubstr("has begun and is not done"));
+  EXPECT_EQ(host_->counts().waiting, 0u);
+  gate_.Notify();
+  EXPECT_EQ(CallOne(log, 0, "x").value(), "x");
+  EXPECT_EQ(at_gate.times(), 1);
+  EXPECT_EQ(waits.times(), 1);
+}
+
+TEST_F(HostTest, WhoAnswersLaterBeginsNothingBefore) {
+  Open();
+  const ActorAddress log = SpawnOne();
+  Answer later, next;
+  host_->Call(log, 3, "", kSoon, later.Taker());
+  host_->Call(log, 0, "next", kSoon, next.Taker());
+  BegunCall* call = nullptr;
+  Until([&] {
+    MutexLock lock(&mutex_);
+    if (later_.empty()) return false;
+    call = later_[0];
+    return true;
+  });
+  EXPECT_EQ(CallOne(SpawnOne(), 0, "another actor").value(), "another actor");
+  EXPECT_EQ(next.times(), 0);
+  EXPECT_GT(call->Left(), absl::ZeroDuration());
+  call->Answer(absl::OkStatus(), "done", false);
+  EXPECT_EQ(later.Get().value(), "done");
+  EXPECT_EQ(next.Get().value(), "next");
+}
+
+TEST_F(HostTest, AnActorThatThrewIsMadeAnewUntilItHasNoRestarts_P4) {
+  Open();
+  SpawnOptions options;
+  options.restarts = 2;
+  const ActorAddress log = SpawnOne("new ", options);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(CallOne(log, 0, "x").value(), "new x");
+    EXPECT_EQ(CallOne(log, 2).status().code(), absl::StatusCode::kUnknown);
+  }
+  EXPECT_EQ(CallOne(log, 0, "x").value(), "new x") << "it is made anew for the second time";
+  Answer waits;
+  EXPECT_EQ(CallOne(log, 2).status().message(), "it threw");
+  Until([&] { return host_->counts().actors == 0; });
+  const absl::Status gone = CallOne(log, 0).status();
+  EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(gone.message(), HasSubstr("it threw 3 times within 1h, and has 2 restarts"));
+  EXPECT_EQ(made_, 3);
+}
+
+TEST_F(HostTest, ASpawnThatFailsOrIsUnknownSaysWhy) {
+  Open();
+  Answer fails, unknown;
+  host_->Spawn("Log", {}, "fails", kSoon, fails.Taker());
+  EXPECT_EQ(fails.Get().status().message(), "it was told to");
+  host_->Spawn("Nobody", {}, "", kSoon, unknown.Taker());
+  EXPECT_EQ(unknown.Get().status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(unknown.Get().status().message(), HasSubstr("no class Nobody is registered"));
+  Until([&] { return host_->counts().actors == 0; });
+}
+
+TEST_F(HostTest, WhoEndsIsNotCalledAnyMore) {
+  Open();
+  const ActorAddress log = SpawnOne();
+  Answer at_gate, waits;
+  host_->Call(log, 1, "", kSoon, at_gate.Taker());
+  Until([&] { return at_gate_ == 1; });
+  host_->Call(log, 0, "x", kSoon, waits.Taker());
+  host_->End(log, "it has done its work");
+  EXPECT_EQ(waits.Get().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(waits.Get().status().message(), HasSubstr("it has done its work"));
+  EXPECT_THAT(CallOne(log, 0).status().message(), HasSubstr("is no more: it has done its work"));
+  EXPECT_EQ(alive_, 1) << "what has begun goes on";
+  gate_.Notify();
+  EXPECT_EQ(at_gate.Get().value(), "through");
+  Until([&] { return alive_ == 0; });
+}
+
+TEST_F(HostTest, ClosingAnswersEverybody) {
+  Open();
+  const ActorAddress log = SpawnOne();
+  Answer at_gate;
+  std::vector<Answer> waiting(20);
+  host_->Call(log, 1, "", kSoon, at_gate.Taker());
+  Until([&] { return at_gate_ == 1; });
+  for (Answer& answer : waiting) host_->Call(log, 0, "x", kSoon, answer.Taker());
+  std::thread opens([&] {
+    Until([&] { return waiting.back().times() == 1; });
+    gate_.Notify();
+  });
+  host_.reset();
+  opens.join();
+  EXPECT_EQ(at_gate.Get().value(), "through");
+  for (Answer& answer : waiting) EXPECT_EQ(answer.Get().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(alive_, 0);
+}
+
+TEST_F(HostTest, ClosingLeavesWhatHangsToItself) {
+  HostOptions options;
+  options.close_within = absl::Milliseconds(50);
+  Open(options);
+  const ActorAddress log = SpawnOne();
+  Answer at_gate;
+  host_->Call(log, 1, "", kSoon, at_gate.Taker());
+  Until([&] { return at_gate_ == 1; });
+  host_.reset();
+  EXPECT_EQ(at_gate.times(), 0);
+  gate_.Notify();
+  EXPECT_EQ(at_gate.Get().value(), "through");
+  Until([&] { return alive_ == 0; });
+}
+
+TEST_F(HostTest, AnotherClassOfTheSameNameIsRefused) {
+  Open();
+  ActorClass other;
+  other.name = "Log";
+  other.signature = "two";
+  other.methods = 1;
+  EXPECT_EQ(host_->Register(other).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(CallOne(SpawnOne(), 4).status().code(), absl::StatusCode::kInvalidArgument) << "no such method";
+}
+
+TEST_F(HostTest, TenThousandActors) {
+  Open();
+  std::vector<Answer> made(10'000);
+  for (Answer& answer : made) host_->Spawn("Log", {}, "", kSoon, answer.Taker());
+  for (Answer& answer : made) {
+    const auto address = ActorAddress::Parse(answer.Get().value());
+    EXPECT_EQ(CallOne(*address, 0, "y").value(), "y");
+  }
+  EXPECT_EQ(alive_, 10'000);
+}
+
+}  // namespace
+}  // namespace gtrain::actors

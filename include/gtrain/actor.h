@@ -1,0 +1,409 @@
+// Actors: objects of plain C++ classes to which calls come one at a time.
+//
+//   class Counter {
+//    public:
+//     explicit Counter(int64_t from) : value_(from) {}
+//     int64_t Add(int64_t by) { return value_ += by; }
+//     int64_t Value() const { return value_; }
+//
+//    private:
+//     int64_t value_;
+//   };
+//   constexpr auto kCounter = gtrain::Actor<Counter, gtrain::Ctor<int64_t>,
+//                                           gtrain::Methods<&Counter::Add, &Counter::Value>>;
+//
+//   gtrain::Task<> Drive(gtrain::Cluster& cluster) {
+//     auto counter = co_await cluster.Spawn<Counter>(40);
+//     const int64_t now = co_await counter.Call<&Counter::Add>(2);
+//     std::printf("%lld\n", static_cast<long long>(now));
+//   }
+//   int main(int argc, char** argv) { return gtrain::Main(argc, argv, Drive); }
+//
+// Arguments and results are values (gtrain/value.h) and copied, also within a process. A method gives a
+// value, nothing, a Status, a Result of a value, or a Task of one, in which it awaits calls of its own.
+// What it throws is its caller's error, and the actor is made anew from the arguments it was made of.
+#pragma once
+#include <gtrain/actor_c.h>
+#include <gtrain/actor_class.h>
+#include <gtrain/elastic.h>
+#include <gtrain/session.h>
+#include <gtrain/status.h>
+#include <gtrain/task.h>
+#include <gtrain/value.h>
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace gtrain {
+
+// The time of a call that nobody gave one.
+inline constexpr std::chrono::milliseconds kCallTimeout = std::chrono::seconds(60);
+
+namespace internal {
+
+// The one of this process.
+inline gtrain_actors*& Engine() {
+  static gtrain_actors* engine = nullptr;
+  return engine;
+}
+
+inline int64_t Milliseconds(std::chrono::nanoseconds timeout) {
+  std::chrono::nanoseconds left = timeout;
+  if (const auto& deadline = CallDeadline())
+    left = std::min<std::chrono::nanoseconds>(left, *deadline - std::chrono::steady_clock::now());
+  return std::max<int64_t>(1, std::chrono::ceil<std::chrono::milliseconds>(left).count());
+}
+
+// What an answer becomes.
+template <typename T>
+struct AsValue {
+  Result<Stored<T>> operator()(const void* data, size_t size) const {
+    Stored<T> value{};
+    if constexpr (!std::is_void_v<T>) {
+      Unpacking unpacking(data, size);
+      unpacking(value);
+      if (!unpacking.End().ok())
+        return Status(StatusCode::kInternal, "the result is wrong: " + unpacking.End().message());
+    }
+    return value;
+  }
+};
+
+template <typename T, typename Unpack>
+class Answered {
+ public:
+  explicit Answered(Unpack unpack) : unpack_(std::move(unpack)) {}
+  std::shared_ptr<Outcome<T>> outcome() const { return outcome_; }
+  // Deletes it.
+  static void Reply(void* user, gtrain_status status, const char* message, const void* data, size_t size) {
+    const std::unique_ptr<Answered> self(static_cast<Answered*>(user));
+    if (status != GTRAIN_OK) {
+      self->outcome_->Set(Status(static_cast<StatusCode>(status), message));
+    } else {
+      self->outcome_->Set(self->unpack_(data, size));
+    }
+  }
+
+ private:
+  Unpack unpack_;
+  std::shared_ptr<Outcome<T>> outcome_ = std::make_shared<Outcome<T>>();
+};
+
+template <typename T>
+Future<T> Failed(Status why) {
+  auto outcome = std::make_shared<Outcome<T>>();
+  outcome->Set(std::move(why));
+  return Future<T>(std::move(outcome));
+}
+
+inline Status NoCluster() {
+  return Status(StatusCode::kFailedPrecondition,
+                "there is no cluster: gtrain::Main or Cluster::Open makes it");
+}
+
+}  // namespace internal
+
+// Whom to call. It owns nothing, may be copied, and is a value: it travels in arguments and results.
+template <typename T>
+class Ref {
+ public:
+  Ref() = default;  // nobody's: calls are kNotFound
+  explicit Ref(std::string bytes) : bytes_(std::move(bytes)) {}
+
+  // The time of calls that are made with it; within a call never more than what is left of that one's.
+  Ref With(std::chrono::nanoseconds timeout) const {
+    Ref with = *this;
+    with.timeout_ = timeout;
+    return with;
+  }
+
+  // What becomes of it is in gtrain_actors_call (gtrain/actor_c.h). Never blocks.
+  template <auto kMethod, typename... Given>
+  Future<typename internal::TraitsOf<kMethod>::Value> Call(Given&&... given) const {
+    using T_ = typename internal::TraitsOf<kMethod>::Value;
+    internal::Packed packed;
+    const Status status = Pack<kMethod>(packed, std::forward<Given>(given)...);
+    if (!status.ok()) return internal::Failed<T_>(status);
+    using Answered = internal::Answered<T_, internal::AsValue<T_>>;
+    auto* answered = new Answered({});
+    Future<T_> future(answered->outcome());
+    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
+                       packed.size(), internal::Milliseconds(timeout_), &Answered::Reply, answered);
+    return future;
+  }
+  // A call of which nobody hears what it came to; gtrain logs that it failed. Never blocks.
+  template <auto kMethod, typename... Given>
+  void Tell(Given&&... given) const {
+    internal::Packed packed;
+    if (!Pack<kMethod>(packed, std::forward<Given>(given)...).ok()) return;
+    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
+                       packed.size(), internal::Milliseconds(timeout_), nullptr, nullptr);
+  }
+
+  void Persist(auto& archive) { archive(bytes_); }
+  const std::string& bytes() const { return bytes_; }
+  bool operator==(const Ref& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  template <auto kMethod>
+  static constexpr int Index() {
+    static_assert(internal::HasDescription<T>,
+                  "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
+                  "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is called");
+    constexpr int index = decltype(GtrainActorOf(internal::ActorTag<T>()))::template Index<kMethod>();
+    static_assert(index >= 0, "gtrain: gtrain::Methods<> of this class does not list this method");
+    return index;
+  }
+  template <auto kMethod>
+  static constexpr int kIndex = Index<kMethod>();
+
+  template <auto kMethod, typename... Given>
+  Status Pack(internal::Packed& packed, Given&&... given) const {
+    using Arguments = typename internal::TraitsOf<kMethod>::Arguments;
+    static_assert(internal::Convertible<Arguments, Given&&...>(),
+                  "gtrain: these are not the arguments of the method");
+    if (internal::Engine() == nullptr) return internal::NoCluster();
+    const Arguments arguments(std::forward<Given>(given)...);
+    return std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
+  }
+
+  std::string bytes_;
+  std::chrono::nanoseconds timeout_ = kCallTimeout;
+};
+
+// Owns an actor, which ends with it: calls that have not begun are kCancelled. Moved and not copied.
+template <typename T>
+class Owner {
+ public:
+  Owner() = default;
+  explicit Owner(Ref<T> ref) : ref_(std::move(ref)) {}
+  Owner(Owner&& other) noexcept : ref_(std::exchange(other.ref_, Ref<T>())) {}
+  Owner& operator=(Owner&& other) noexcept {
+    if (this != &other) {
+      End();
+      ref_ = std::exchange(other.ref_, Ref<T>());
+    }
+    return *this;
+  }
+  Owner(const Owner&) = delete;
+  Owner& operator=(const Owner&) = delete;
+  ~Owner() { End(); }
+
+  const Ref<T>& ref() const { return ref_; }
+  operator Ref<T>() const { return ref_; }  // NOLINT(google-explicit-constructor): an owner is passed as one
+  Ref<T> With(std::chrono::nanoseconds timeout) const { return ref_.With(timeout); }
+  template <auto kMethod, typename... Given>
+  auto Call(Given&&... given) const {
+    return ref_.template Call<kMethod>(std::forward<Given>(given)...);
+  }
+  template <auto kMethod, typename... Given>
+  void Tell(Given&&... given) const {
+    ref_.template Tell<kMethod>(std::forward<Given>(given)...);
+  }
+
+ private:
+  void End() {
+    if (ref_.bytes().empty() || internal::Engine() == nullptr) return;
+    gtrain_actors_end(internal::Engine(), ref_.bytes().data(), ref_.bytes().size(), "its owner let it go");
+  }
+  Ref<T> ref_;
+};
+
+// What calls to all of a group will come to, in its order. `co_await` gives a vector of the values, or the
+// first error.
+template <typename T>
+class [[nodiscard]] GroupFuture {
+ public:
+  explicit GroupFuture(std::vector<Future<T>> futures) : futures_(std::move(futures)) {}
+  std::vector<Future<T>> futures() && { return std::move(futures_); }
+
+ private:
+  std::vector<Future<T>> futures_;
+};
+
+template <typename T>
+class GroupRef {
+ public:
+  GroupRef() = default;
+  explicit GroupRef(std::vector<Ref<T>> refs) : refs_(std::move(refs)) {}
+  size_t size() const { return refs_.size(); }
+  const Ref<T>& operator[](size_t index) const { return refs_[index]; }
+  GroupRef With(std::chrono::nanoseconds timeout) const {
+    GroupRef with;
+    for (const Ref<T>& ref : refs_) with.refs_.push_back(ref.With(timeout));
+    return with;
+  }
+  // The same call to all of them.
+  template <auto kMethod, typename... Given>
+  GroupFuture<typename internal::TraitsOf<kMethod>::Value> Call(const Given&... given) const {
+    std::vector<Future<typename internal::TraitsOf<kMethod>::Value>> futures;
+    for (const Ref<T>& ref : refs_) futures.push_back(ref.template Call<kMethod>(given...));
+    return GroupFuture(std::move(futures));
+  }
+  template <auto kMethod, typename... Given>
+  void Tell(const Given&... given) const {
+    for (const Ref<T>& ref : refs_) ref.template Tell<kMethod>(given...);
+  }
+  void Persist(auto& archive) { archive(refs_); }
+
+ private:
+  std::vector<Ref<T>> refs_;
+};
+
+// Actors of one class that one owner has: they end with it.
+template <typename T>
+class ActorGroup {
+ public:
+  ActorGroup() = default;
+  explicit ActorGroup(std::vector<Owner<T>> owners) : owners_(std::move(owners)) {}
+  size_t size() const { return owners_.size(); }
+  const Owner<T>& operator[](size_t index) const { return owners_[index]; }
+  GroupRef<T> ref() const {
+    std::vector<Ref<T>> refs;
+    for (const Owner<T>& owner : owners_) refs.push_back(owner);
+    return GroupRef<T>(std::move(refs));
+  }
+  operator GroupRef<T>() const { return ref(); }  // NOLINT(google-explicit-constructor): as an Owner
+  GroupRef<T> With(std::chrono::nanoseconds timeout) const { return ref().With(timeout); }
+  template <auto kMethod, typename... Given>
+  auto Call(const Given&... given) const {
+    return ref().template Call<kMethod>(given...);
+  }
+  template <auto kMethod, typename... Given>
+  void Tell(const Given&... given) const {
+    ref().template Tell<kMethod>(given...);
+  }
+
+ private:
+  std::vector<Owner<T>> owners_;
+};
+
+// How an actor is made and kept. Setters return the options, so that they are written in one line.
+class Spawn {
+ public:
+  Spawn() = default;
+  // How often it is made anew within an hour after it threw; then it ends. 3 unless it is said.
+  Spawn& Restarts(int restarts) {
+    restarts_ = restarts;
+    return *this;
+  }
+  // Until it is made; 60 s unless it is said.
+  Spawn& Within(std::chrono::nanoseconds timeout) {
+    timeout_ = timeout;
+    return *this;
+  }
+  int restarts() const { return restarts_; }
+  std::chrono::nanoseconds within() const { return timeout_; }
+
+ private:
+  int restarts_ = 3;
+  std::chrono::nanoseconds timeout_ = kCallTimeout;
+};
+
+struct ClusterOptions {
+  int threads = 0;            // that run actors; 0: one a core, two at least
+  int64_t mailbox_calls = 0;  // that wait for an actor at most; 0: 1024
+  int64_t mailbox_bytes = 0;  // of their arguments; 0: 64 MiB
+};
+
+// The actors of this process, one cluster at a time.
+class Cluster {
+ public:
+  static Result<std::unique_ptr<Cluster>> Open(const ClusterOptions& options = {}) {
+    if (internal::Engine() != nullptr)
+      return Status(StatusCode::kAlreadyExists, "this process has a cluster: one at a time");
+    gtrain_actors_options c{sizeof(c), options.threads, options.mailbox_calls, options.mailbox_bytes};
+    gtrain_actors* made = nullptr;
+    Status status = internal::Call(gtrain_actors_open, static_cast<gtrain_session*>(nullptr), &c, &made);
+    for (const auto fill : internal::Registered()) {
+      gtrain_actor_class type{};
+      fill(&type);
+      if (status.ok()) status = internal::Call(gtrain_actors_register, made, &type);
+    }
+    if (!status.ok()) {
+      gtrain_actors_free(made);
+      return status;
+    }
+    internal::Engine() = made;
+    return std::unique_ptr<Cluster>(new Cluster());
+  }
+  // Ends all actors, when each has ended the call that it has begun.
+  ~Cluster() {
+    gtrain_actors_free(internal::Engine());
+    internal::Engine() = nullptr;
+  }
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  template <typename T, typename... Given>
+  Future<Owner<T>> Spawn(const gtrain::Spawn& options, Given&&... given) {
+    static_assert(internal::HasDescription<T>,
+                  "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
+                  "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is spawned");
+    using Arguments = typename decltype(GtrainActorOf(internal::ActorTag<T>()))::Arguments;
+    static_assert(internal::Convertible<Arguments, Given&&...>(),
+                  "gtrain: these are not the arguments of gtrain::Ctor<> of this class");
+    const Arguments arguments(std::forward<Given>(given)...);
+    internal::Packed packed;
+    const Status status = std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
+    if (!status.ok()) return internal::Failed<Owner<T>>(status);
+    const auto owner = [](const void* data, size_t size) -> Result<Owner<T>> {
+      return Owner<T>(Ref<T>(std::string(static_cast<const char*>(data), size)));
+    };
+    using Answered = internal::Answered<Owner<T>, decltype(owner)>;
+    auto* answered = new Answered(owner);
+    Future<Owner<T>> future(answered->outcome());
+    const gtrain_spawn_options c{sizeof(c), options.restarts()};
+    gtrain_actors_spawn(internal::Engine(), internal::ActorName<T>().c_str(), &c, packed.data(),
+                        packed.size(), internal::Milliseconds(options.within()), &Answered::Reply, answered);
+    return future;
+  }
+  template <typename T, typename... Given>
+  requires(!std::same_as<std::remove_cvref_t<std::tuple_element_t<0, std::tuple<Given..., void>>>,
+                         gtrain::Spawn>) Future<Owner<T>> Spawn(Given&&... given) {
+    return Spawn<T>(gtrain::Spawn(), std::forward<Given>(given)...);
+  }
+  // `count` of them, all made of the same arguments.
+  template <typename T, typename... Given>
+  Task<ActorGroup<T>> SpawnGroup(size_t count, gtrain::Spawn options, Given... given) {
+    std::vector<Future<Owner<T>>> making;
+    for (size_t i = 0; i < count; ++i) making.push_back(Spawn<T>(options, given...));
+    std::vector<Owner<T>> made;
+    for (Future<Owner<T>>& one : making) made.push_back(co_await std::move(one));
+    co_return ActorGroup<T>(std::move(made));
+  }
+
+ private:
+  Cluster() = default;
+};
+
+// Runs a driver: a Task that gets the cluster. Returns the exit code that gtrain understands: 0; 75 to be
+// run again; 1 with the error on stderr.
+template <typename Driver>
+requires std::invocable<Driver, Cluster&>
+int Main(int /*argc*/, char** /*argv*/, Driver driver) {
+  Result<Session> session = Session::Join();
+  Status status = session.status();
+  if (session.ok() && session->world_size() > 1) {
+    status = Status(StatusCode::kUnimplemented,
+                    "actors on several ranks are not built yet: run this program with one");
+  } else if (session.ok()) {
+    Result<std::unique_ptr<Cluster>> cluster = Cluster::Open();
+    status = cluster.status();
+    if (cluster.ok()) status = internal::RunToEnd(driver(**cluster)).status();
+  }
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "gtrain: %s\n", status.ToString().c_str());
+  return status.exit_code();
+}
+
+}  // namespace gtrain

@@ -1,0 +1,369 @@
+// What a class of actors is to others: its name, what it is made of, its methods and their types.
+// gtrain/actor.h says how it is used; programs include that.
+#pragma once
+#include <gtrain/actor_c.h>
+#include <gtrain/status.h>
+#include <gtrain/task.h>
+#include <gtrain/value.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace gtrain {
+
+// The types that an actor is made of.
+template <typename... Arguments>
+struct Ctor {};
+
+// The methods that others may call.
+template <auto... kMethods>
+struct Methods {};
+
+namespace internal {
+
+// ---- what a method is
+
+template <typename T>
+struct ResultOf {
+  using Type = T;
+};
+template <>
+struct ResultOf<Status> {
+  using Type = void;
+};
+template <typename T>
+struct ResultOf<Result<T>> {
+  using Type = T;
+};
+template <typename T>
+struct ResultOf<Task<T>> {
+  using Type = T;
+};
+
+template <typename Method>
+struct MethodTraits {
+  static_assert(kAlwaysFalse<Method>,
+                "gtrain: gtrain::Methods<> takes pointers to member functions: &Class::Method");
+};
+template <typename Class, typename Returns, typename... Parameters, bool kNoexcept>
+struct MethodTraits<Returns (Class::*)(Parameters...) noexcept(kNoexcept)> {
+  using Owner = Class;
+  using Raw = Returns;
+  using Value = typename ResultOf<std::remove_cvref_t<Returns>>::Type;
+  using Arguments = std::tuple<std::remove_cvref_t<Parameters>...>;
+  static constexpr bool kConst = false;
+};
+template <typename Class, typename Returns, typename... Parameters, bool kNoexcept>
+struct MethodTraits<Returns (Class::*)(Parameters...) const noexcept(kNoexcept)>
+    : MethodTraits<Returns (Class::*)(Parameters...)> {
+  static constexpr bool kConst = true;
+};
+
+template <auto kMethod>
+using TraitsOf = MethodTraits<std::remove_cv_t<decltype(kMethod)>>;
+
+// ---- names, from what compilers call the functions below
+
+template <typename kSubject>
+std::string_view PrettyType() {
+  return __PRETTY_FUNCTION__;
+}
+template <auto kSubject>
+std::string_view PrettyMethod() {
+  return __PRETTY_FUNCTION__;
+}
+inline std::string Subject(std::string_view pretty) {
+  const size_t at = pretty.find("kSubject = ") + 11;
+  std::string name(pretty.substr(at, std::min(pretty.find(';', at), pretty.rfind(']')) - at));
+  for (const std::string_view unnamed : {"{anonymous}::", "(anonymous namespace)::"}) {
+    for (size_t found; (found = name.find(unnamed)) != std::string::npos;) name.erase(found, unnamed.size());
+  }
+  return name;
+}
+template <typename T>
+std::string ActorName() {
+  return Subject(PrettyType<T>());
+}
+template <auto kMethod>
+std::string MethodName() {
+  std::string name = Subject(PrettyMethod<kMethod>());
+  const size_t colons = name.rfind("::");
+  if (colons != std::string::npos) name.erase(0, colons + 2);
+  while (!name.empty() && name.back() == ')') name.pop_back();
+  return name;
+}
+
+// ---- packing
+
+class Packed {
+ public:
+  Packed() : packer_(gtrain_packer_new()) {}
+  template <typename... Values>
+  Status Pack(const Values&... values) {
+    if (packer_ == nullptr) return Status(StatusCode::kResourceExhausted, "there is no memory for a value");
+    Packing packing(packer_.get());
+    packing(values...);
+    return internal::Call(gtrain_packer_data, packer_.get(), &data_, &size_);
+  }
+  const void* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<gtrain_packer, Freer<gtrain_packer, gtrain_packer_free>> packer_;
+  const void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+template <typename Arguments>
+Status UnpackAll(const void* data, size_t size, Arguments& arguments) {
+  Unpacking unpacking(data, size);
+  std::apply([&](auto&... each) { unpacking(each...); }, arguments);
+  return unpacking.End();
+}
+
+// The arguments as the values that the method, or the constructor, takes.
+template <typename Wanted, typename... Given>
+constexpr bool Convertible() {
+  if constexpr (std::tuple_size_v<Wanted> != sizeof...(Given)) {
+    return false;
+  } else {
+    return []<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      return (std::convertible_to<std::tuple_element_t<kIndex, std::tuple<Given...>>,
+                                  std::tuple_element_t<kIndex, Wanted>> &&
+              ...);
+    }
+    (std::index_sequence_for<Given...>());
+  }
+}
+
+// ---- the functions of a class behind the C interface
+
+inline void Answer(gtrain_call* call, const Status& status, bool crashed = false) {
+  gtrain_call_reply(call, static_cast<gtrain_status>(status.code()), status.message().c_str(),
+                    crashed ? 1 : 0, nullptr, 0);
+}
+template <typename T>
+void AnswerValue(gtrain_call* call, const T& value) {
+  Packed packed;
+  const Status status = packed.Pack(value);
+  if (!status.ok()) return Answer(call, status);
+  gtrain_call_reply(call, GTRAIN_OK, "", 0, packed.data(), packed.size());
+}
+
+// A method that is a coroutine, until it has answered.
+template <typename T, typename Arguments>
+class RunningMethod final : public Waiter {
+ public:
+  template <typename Method, typename Class>
+  static void Run(Method method, Class* self, std::unique_ptr<Arguments> arguments, gtrain_call* call) {
+    auto made = std::unique_ptr<RunningMethod>(new RunningMethod(std::move(arguments), call));
+    made->task_.emplace(
+        std::apply([&](auto&... each) { return (self->*method)(each...); }, *made->arguments_));
+    const auto handle = made->task_->handle();
+    handle.promise().deadline = CallDeadline();
+    handle.promise().waiter = made.release();  // it deletes itself when it has answered
+    handle.resume();
+  }
+  std::coroutine_handle<> Done() override {
+    auto result = task_->handle().promise().Take();
+    gtrain_call* const call = call_;
+    delete this;  // the actor may be gone as soon as it has answered, and its frame refers to it
+    if (!result.ok()) {
+      Answer(call, result.status());
+    } else if constexpr (std::is_void_v<T>) {
+      Answer(call, Status());
+    } else {
+      AnswerValue(call, *result);
+    }
+    return std::noop_coroutine();
+  }
+
+ private:
+  RunningMethod(std::unique_ptr<Arguments> arguments, gtrain_call* call)
+      : arguments_(std::move(arguments)), call_(call) {}
+  std::unique_ptr<Arguments> arguments_;  // the coroutine may refer to them
+  gtrain_call* call_;
+  std::optional<Task<T>> task_;
+};
+
+template <auto kMethod, typename Class>
+void CallMethod(Class* self, const void* data, size_t size, gtrain_call* call) {
+  using Traits = TraitsOf<kMethod>;
+  using Raw = typename Traits::Raw;
+  auto arguments = std::make_unique<typename Traits::Arguments>();
+  const Status taken = UnpackAll(data, size, *arguments);
+  if (!taken.ok()) {
+    return Answer(call, Status(StatusCode::kInvalidArgument,
+                               "an argument of " + MethodName<kMethod>() + " is wrong: " + taken.message()));
+  }
+  const auto run = [&]() -> decltype(auto) {
+    return std::apply([&](auto&... each) -> Raw { return (self->*kMethod)(std::move(each)...); }, *arguments);
+  };
+  if constexpr (kIsOne<Raw, Task>) {
+    RunningMethod<typename Traits::Value, typename Traits::Arguments>::Run(kMethod, self,
+                                                                           std::move(arguments), call);
+  } else if constexpr (std::is_void_v<Raw>) {
+    run();
+    Answer(call, Status());
+  } else if constexpr (std::same_as<Raw, Status>) {
+    Answer(call, run());
+  } else if constexpr (kIsOne<Raw, Result>) {
+    const Raw result = run();
+    if (result.ok()) {
+      AnswerValue(call, *result);
+    } else {
+      Answer(call, result.status());
+    }
+  } else {
+    AnswerValue(call, run());
+  }
+}
+
+template <typename T>
+struct ActorTag {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wnon-template-friend"
+#endif
+  friend constexpr auto GtrainActorOf(ActorTag<T>);
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+};
+
+inline std::vector<void (*)(gtrain_actor_class*)>& Registered() {
+  static std::vector<void (*)(gtrain_actor_class*)> all;
+  return all;
+}
+
+template <typename Described>
+struct Registrar {
+  Registrar() { Registered().push_back(&Described::Fill); }
+  static const Registrar kInstance;
+};
+template <typename Described>
+const Registrar<Described> Registrar<Described>::kInstance;
+
+template <typename T, typename Constructor, typename Listed>
+struct Description;
+template <typename T, typename... Parameters, auto... kMethods>
+struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
+  static_assert(sizeof...(kMethods) > 0,
+                "gtrain: an actor has one method at least: gtrain::Methods<&Class::Method>");
+  static_assert((std::is_base_of_v<typename TraitsOf<kMethods>::Owner, T> && ...),
+                "gtrain: gtrain::Methods<> lists a method of another class");
+  static_assert(std::is_constructible_v<T, Parameters...>,
+                "gtrain: no constructor of this class takes the types of gtrain::Ctor<>");
+  friend constexpr auto GtrainActorOf(ActorTag<T> /*tag*/) { return Description(); }
+  using Arguments = std::tuple<std::remove_cvref_t<Parameters>...>;
+
+  const void* registrar = &Registrar<Description>::kInstance;
+
+  // The number of a method; -1: it is none of these.
+  template <auto kMethod>
+  static constexpr int Index() {
+    int index = -1, at = 0;
+    ((index = Same<kMethod, kMethods>() ? at : index, ++at), ...);
+    return index;
+  }
+  template <auto kOne, auto kOther>
+  static constexpr bool Same() {
+    if constexpr (std::same_as<decltype(kOne), decltype(kOther)>) {
+      return kOne == kOther;
+    } else {
+      return false;
+    }
+  }
+
+  static std::string Signature() {
+    std::string text = "(" + TypeNames<std::remove_cvref_t<Parameters>...>() + ")";
+    ((text += "; " + MethodText<kMethods>()), ...);
+    return text;
+  }
+  template <auto kMethod>
+  static std::string MethodText() {
+    using Traits = TraitsOf<kMethod>;
+    return MethodName<kMethod>() + "(" + NamesOf<typename Traits::Arguments>::Text() + ")" +
+           (Traits::kConst ? " const" : "") + " -> " + TypeName<typename Traits::Value>();
+  }
+
+  static void Fill(gtrain_actor_class* out) {
+    static const std::string name = ActorName<T>(), signature = Signature();
+    *out = {sizeof(gtrain_actor_class),
+            name.c_str(),
+            signature.c_str(),
+            static_cast<int32_t>(sizeof...(kMethods)),
+            nullptr,
+            &Create,
+            &Destroy,
+            &CallOne};
+  }
+  static gtrain_status Create(void* /*user*/, const void* data, size_t size, void** self,
+                              gtrain_error* error) {
+    Status status;
+    try {
+      Arguments arguments{};
+      status = UnpackAll(data, size, arguments);
+      if (status.ok()) {
+        *self = std::apply([](auto&... each) { return new T(std::move(each)...); }, arguments);
+        return GTRAIN_OK;
+      }
+    } catch (const std::exception& thrown) {
+      status =
+          Status(StatusCode::kUnknown, "the constructor of " + ActorName<T>() + " threw: " + thrown.what());
+    } catch (...) {
+      status = Status(StatusCode::kUnknown, "the constructor of " + ActorName<T>() + " threw");
+    }
+    std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
+    return static_cast<gtrain_status>(status.code());
+  }
+  static void Destroy(void* /*user*/, void* self) { delete static_cast<T*>(self); }
+  static void CallOne(void* /*user*/, void* self, int32_t method, const void* data, size_t size,
+                      gtrain_call* call) {
+    static constexpr std::array<void (*)(T*, const void*, size_t, gtrain_call*), sizeof...(kMethods)> kAll = {
+        &CallMethod<kMethods, T>...};
+    CallDeadline() = std::chrono::steady_clock::now() + std::chrono::milliseconds(gtrain_call_left_ms(call));
+    const NoWaiting no_waiting;
+    const Status thrown =
+        Guarded([&] { kAll[static_cast<size_t>(method)](static_cast<T*>(self), data, size, call); });
+    CallDeadline().reset();
+    if (!thrown.ok()) Answer(call, thrown, /*crashed=*/true);
+  }
+  template <typename Body>
+  static Status Guarded(const Body& body) {
+    try {
+      body();
+      return Status();
+    } catch (const std::exception& error) {
+      return Status(StatusCode::kUnknown, ActorName<T>() + " threw: " + error.what());
+    } catch (...) {
+      return Status(StatusCode::kUnknown, ActorName<T>() + " threw what is no std::exception");
+    }
+  }
+};
+
+template <typename T>
+concept HasDescription = requires {
+  GtrainActorOf(ActorTag<T>());
+};
+
+}  // namespace internal
+
+// Declares what a class is to others; one line, at namespace scope, wherever its actors are called or live.
+template <typename T, typename Constructor, typename Listed>
+inline constexpr internal::Description<T, Constructor, Listed> Actor{};
+
+}  // namespace gtrain

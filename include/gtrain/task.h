@@ -1,0 +1,399 @@
+// Futures, and coroutines that await them.
+#pragma once
+#include <gtrain/status.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <coroutine>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace gtrain {
+
+template <typename T>
+class Future;
+template <typename T>
+class GroupFuture;
+template <typename T>
+class Task;
+
+// In place of a value that there is none of.
+struct Nothing {};
+
+namespace internal {
+
+template <typename T>
+using Stored = std::conditional_t<std::is_void_v<T>, Nothing, T>;
+
+using Moment = std::chrono::steady_clock::time_point;
+
+// When the call is over that this thread computes something for, if it is one.
+inline std::optional<Moment>& CallDeadline() {
+  static thread_local std::optional<Moment> deadline;
+  return deadline;
+}
+// Whether this thread must not wait.
+inline bool& MustNotWait() {
+  static thread_local bool must_not = false;
+  return must_not;
+}
+
+// Code that resumes coroutines runs them, too.
+class NoWaiting {
+ public:
+  NoWaiting() : before_(std::exchange(MustNotWait(), true)) {}
+  ~NoWaiting() { MustNotWait() = before_; }
+  NoWaiting(const NoWaiting&) = delete;
+  NoWaiting& operator=(const NoWaiting&) = delete;
+
+ private:
+  const bool before_;
+};
+
+// Who waits for the end of something. Done is called once; what it returns is resumed next.
+class Waiter {
+ public:
+  virtual std::coroutine_handle<> Done() = 0;
+
+ protected:
+  ~Waiter() = default;
+};
+
+// What a call comes to. Shared by who waits and who answers.
+template <typename T>
+class Outcome {
+ public:
+  void Set(Result<Stored<T>> result) {
+    Waiter* waiter = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      result_.emplace(std::move(result));
+      waiter = std::exchange(waiter_, nullptr);
+    }
+    set_.notify_all();
+    if (waiter == nullptr) return;
+    const NoWaiting no_waiting;
+    waiter->Done().resume();
+  }
+  // False: it is there already.
+  bool Await(Waiter* waiter) {
+    const std::lock_guard lock(mutex_);
+    if (result_) return false;
+    waiter_ = waiter;
+    return true;
+  }
+  bool WaitFor(std::chrono::nanoseconds timeout) {
+    std::unique_lock lock(mutex_);
+    return set_.wait_for(lock, timeout, [this] { return result_.has_value(); });
+  }
+  bool there() {
+    const std::lock_guard lock(mutex_);
+    return result_.has_value();
+  }
+  // Only once it is there, and by one thread.
+  Result<Stored<T>>& result() { return *result_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable set_;
+  std::optional<Result<Stored<T>>> result_;
+  Waiter* waiter_ = nullptr;
+};
+
+// What all coroutines of tasks have.
+struct PromiseBase {
+  Waiter* waiter = nullptr;
+  Status status;  // of how it ended
+  std::optional<Moment> deadline;
+
+  std::coroutine_handle<> Finish() {
+    return waiter == nullptr ? std::coroutine_handle<>(std::noop_coroutine()) : waiter->Done();
+  }
+  // It goes on no more, wherever it is: who awaits it hears why, and destroys it.
+  std::coroutine_handle<> Fail(Status why) {
+    status = std::move(why);
+    return Finish();
+  }
+  void Threw() {
+    try {
+      throw;
+    } catch (const Error& error) {
+      status = error.status();
+    } catch (const std::exception& error) {
+      status = Status(StatusCode::kUnknown, std::string("a coroutine threw: ") + error.what());
+    } catch (...) {
+      status = Status(StatusCode::kUnknown, "a coroutine threw what is no std::exception");
+    }
+  }
+};
+
+struct FinalAwaiter {
+  bool await_ready() const noexcept { return false; }
+  template <typename Promise>
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<Promise> handle) const noexcept {
+    return handle.promise().Finish();
+  }
+  void await_resume() const noexcept {}
+};
+
+// `kTry`: the coroutine gets errors as results, and else ends with them.
+template <typename T, bool kTry>
+class FutureAwaiter final : public Waiter {
+ public:
+  FutureAwaiter(std::shared_ptr<Outcome<T>> outcome, PromiseBase* promise)
+      : outcome_(std::move(outcome)), promise_(promise) {}
+  bool await_ready() const { return false; }
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<> handle) {
+    handle_ = handle;
+    if (outcome_->Await(this)) return std::noop_coroutine();
+    return Done();
+  }
+  std::coroutine_handle<> Done() override {
+    if (kTry || outcome_->result().ok()) return handle_;
+    return promise_->Fail(outcome_->result().status());
+  }
+  auto await_resume() {
+    CallDeadline() = promise_->deadline;
+    if constexpr (kTry) {
+      return std::move(outcome_->result());
+    } else if constexpr (!std::is_void_v<T>) {
+      return *std::move(outcome_->result());
+    }
+  }
+
+ private:
+  std::shared_ptr<Outcome<T>> outcome_;
+  PromiseBase* promise_;
+  std::coroutine_handle<> handle_;
+};
+
+template <typename T, bool kTry>
+class TaskAwaiter;
+
+template <typename T>
+Task<std::vector<T>> AwaitAll(std::vector<Future<T>> futures);
+Task<void> AwaitAll(std::vector<Future<void>> futures);
+
+template <typename Inner>
+struct Tried {
+  Inner inner;
+};
+
+struct TaskPromiseBase : PromiseBase {
+  std::suspend_always initial_suspend() const noexcept { return {}; }
+  FinalAwaiter final_suspend() const noexcept { return {}; }
+  void unhandled_exception() { Threw(); }
+
+  template <typename T>
+  FutureAwaiter<T, false> await_transform(Future<T>&& future) {
+    return {std::move(future).outcome(), this};
+  }
+  template <typename T>
+  FutureAwaiter<T, true> await_transform(Tried<Future<T>>&& tried) {
+    return {std::move(tried.inner).outcome(), this};
+  }
+  template <typename T>
+  TaskAwaiter<T, false> await_transform(Task<T>&& task) {
+    return {std::move(task), this};
+  }
+  template <typename T>
+  auto await_transform(GroupFuture<T>&& group) {
+    return await_transform(AwaitAll(std::move(group).futures()));
+  }
+  template <typename T>
+  TaskAwaiter<T, true> await_transform(Tried<Task<T>>&& tried) {
+    return {std::move(tried.inner), this};
+  }
+};
+
+template <typename T>
+struct TaskPromise : TaskPromiseBase {
+  Task<T> get_return_object();
+  // `co_return value;`, or the Status or Result of one.
+  void return_value(T value) { result.emplace(std::move(value)); }
+  void return_value(Status why) {
+    if (why.ok()) why = Status(StatusCode::kInternal, "a task of a value returned no value and no error");
+    status = std::move(why);
+  }
+  void return_value(Result<T> made) {
+    if (made.ok()) {
+      result.emplace(*std::move(made));
+    } else {
+      status = made.status();
+    }
+  }
+  Result<T> Take() {
+    if (!status.ok()) return status;
+    return *std::move(result);
+  }
+  std::optional<T> result;
+};
+
+template <>
+struct TaskPromise<void> : TaskPromiseBase {
+  inline Task<void> get_return_object();
+  void return_void() const noexcept {}
+  Result<Nothing> Take() const {
+    if (!status.ok()) return status;
+    return Nothing{};
+  }
+};
+
+}  // namespace internal
+
+// What a call will come to. `co_await` it in a Task: that gives the value, or ends the Task with the error;
+// `co_await gtrain::Try(...)` gives a Result. Other threads `Get` it. A future that is dropped leaves the
+// call to itself; nothing else does. Moved and not copied; for one thread.
+template <typename T>
+class [[nodiscard]] Future {
+ public:
+  explicit Future(std::shared_ptr<internal::Outcome<T>> outcome) : outcome_(std::move(outcome)) {}
+
+  // Waits, and takes what is there. kDeadlineExceeded: nothing was; it may be asked again.
+  // kFailedPrecondition: this thread runs an actor, or a coroutine, and is not to wait.
+  Result<internal::Stored<T>> Get(std::chrono::nanoseconds timeout) {
+    if (internal::MustNotWait())
+      return Status(StatusCode::kFailedPrecondition,
+                    "an actor does not wait in Get: let its method be a gtrain::Task and co_await the call");
+    if (!outcome_->WaitFor(timeout))
+      return Status(StatusCode::kDeadlineExceeded, "the call had no answer in the time of Get");
+    return std::move(outcome_->result());
+  }
+  bool there() const { return outcome_->there(); }
+  std::shared_ptr<internal::Outcome<T>> outcome() && { return std::move(outcome_); }
+
+ private:
+  std::shared_ptr<internal::Outcome<T>> outcome_;
+};
+
+// A coroutine that awaits futures and other tasks. It begins when it is awaited, or run by Main or an actor,
+// and goes on in whichever thread has the answer. The first error that it awaits, but under Try, ends it.
+// Moved and not copied.
+template <typename T = void>
+class [[nodiscard]] Task {
+ public:
+  using promise_type = internal::TaskPromise<T>;
+  using Handle = std::coroutine_handle<promise_type>;
+
+  explicit Task(Handle handle) : handle_(handle) {}
+  Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Task& operator=(Task&& other) noexcept {
+    if (this != &other) {
+      if (handle_) handle_.destroy();
+      handle_ = std::exchange(other.handle_, nullptr);
+    }
+    return *this;
+  }
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  ~Task() {
+    if (handle_) handle_.destroy();
+  }
+
+  // For those that run it: once, with a waiter that outlives it.
+  Handle handle() const { return handle_; }
+
+ private:
+  Handle handle_;
+};
+
+// `co_await gtrain::Try(call)` gives a Result: the task goes on with an error, too.
+template <typename T>
+internal::Tried<Future<T>> Try(Future<T>&& future) {
+  return {std::move(future)};
+}
+template <typename T>
+internal::Tried<Task<T>> Try(Task<T>&& task) {
+  return {std::move(task)};
+}
+
+namespace internal {
+
+template <typename T>
+Task<T> TaskPromise<T>::get_return_object() {
+  return Task<T>(std::coroutine_handle<TaskPromise<T>>::from_promise(*this));
+}
+inline Task<void> TaskPromise<void>::get_return_object() {
+  return Task<void>(std::coroutine_handle<TaskPromise<void>>::from_promise(*this));
+}
+
+template <typename T, bool kTry>
+class TaskAwaiter final : public Waiter {
+ public:
+  TaskAwaiter(Task<T> task, PromiseBase* promise) : task_(std::move(task)), promise_(promise) {}
+  bool await_ready() const { return false; }
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<> handle) {
+    handle_ = handle;
+    task_.handle().promise().waiter = this;
+    task_.handle().promise().deadline = promise_->deadline;
+    return task_.handle();
+  }
+  std::coroutine_handle<> Done() override {
+    const Status& status = task_.handle().promise().status;
+    if (kTry || status.ok()) return handle_;
+    return promise_->Fail(status);
+  }
+  auto await_resume() {
+    CallDeadline() = promise_->deadline;
+    if constexpr (kTry) {
+      return task_.handle().promise().Take();
+    } else if constexpr (!std::is_void_v<T>) {
+      return *task_.handle().promise().Take();
+    }
+  }
+
+ private:
+  Task<T> task_;
+  PromiseBase* promise_;
+  std::coroutine_handle<> handle_;
+};
+
+template <typename T>
+Task<std::vector<T>> AwaitAll(std::vector<Future<T>> futures) {
+  std::vector<T> values;
+  for (Future<T>& future : futures) values.push_back(co_await std::move(future));
+  co_return values;
+}
+
+inline Task<void> AwaitAll(std::vector<Future<void>> futures) {
+  for (Future<void>& future : futures) co_await std::move(future);
+}
+
+// Runs a task from a thread that waits for it.
+template <typename T>
+Result<Stored<T>> RunToEnd(Task<T> task) {
+  class Ended final : public Waiter {
+   public:
+    std::coroutine_handle<> Done() override {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+      changed_.notify_all();
+      return std::noop_coroutine();
+    }
+    void Await() {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return ended_; });  // each call in it has its deadline
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool ended_ = false;
+  } ended;
+  task.handle().promise().waiter = &ended;
+  {
+    const NoWaiting no_waiting;
+    task.handle().resume();
+  }
+  ended.Await();
+  return task.handle().promise().Take();
+}
+
+}  // namespace internal
+}  // namespace gtrain

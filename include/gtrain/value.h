@@ -1,0 +1,570 @@
+// Values of calls: what actors take and give, and what they keep.
+//
+// A value is arithmetic, a string, a vector, array, map, set, optional, pair, tuple, variant or smart-pointed
+// value of values, a Status, or one of the program's own types: an aggregate of up to twelve members, or a
+// class with
+//
+//   void Persist(auto& archive) { archive(name_, weights_); }
+//
+// which packs and unpacks alike. Vectors, arrays and spans of numbers are one copy.
+#pragma once
+#include <gtrain/actor_c.h>
+#include <gtrain/status.h>
+#include <gtrain/types.h>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace gtrain {
+namespace internal {
+
+template <typename T>
+inline constexpr bool kAlwaysFalse = false;
+
+template <typename T, template <typename...> class Template>
+inline constexpr bool kIsOne = false;
+template <template <typename...> class Template, typename... Arguments>
+inline constexpr bool kIsOne<Template<Arguments...>, Template> = true;
+
+template <typename T>
+inline constexpr bool kIsArray = false;
+template <typename T, size_t kSize>
+inline constexpr bool kIsArray<std::array<T, kSize>> = true;
+
+template <typename T>
+concept Number = std::is_arithmetic_v<T> && !std::same_as<T, bool> && sizeof(T) <= 8;
+
+template <Number T>
+constexpr DType NumberType() {
+  if constexpr (std::floating_point<T>) {
+    return sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
+  } else if constexpr (std::is_signed_v<T>) {
+    constexpr std::array kTypes = {DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64};
+    return kTypes[sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
+  } else {
+    constexpr std::array kTypes = {DType::kUint8, DType::kUint16, DType::kUint32, DType::kUint64};
+    return kTypes[sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
+  }
+}
+
+template <Number T>
+std::string NumberName() {
+  const char* kind = std::floating_point<T> ? "f" : std::is_signed_v<T> ? "i" : "u";
+  return kind + std::to_string(sizeof(T) * 8);
+}
+
+struct AnyArchive {
+  template <typename... Members>
+  void operator()(Members&...) {}
+};
+template <typename T>
+concept HasPersist = requires(T& value, AnyArchive& archive) {
+  value.Persist(archive);
+};
+
+template <typename T>
+concept MapLike = kIsOne<T, std::map> || kIsOne<T, std::unordered_map>;
+template <typename T>
+concept SetLike = kIsOne<T, std::set> || kIsOne<T, std::unordered_set>;
+
+// ---- members of aggregates
+
+struct Anything {
+  template <typename T>
+  operator T() const;  // NOLINT(google-explicit-constructor): never defined, it is what an initialiser takes
+};
+template <typename T, size_t... kIndex>
+constexpr bool Takes(std::index_sequence<kIndex...> /*members*/) {
+  return requires { T{((void)kIndex, Anything{})...}; };
+}
+inline constexpr size_t kMembersMax = 12;
+template <typename T, size_t kCount = kMembersMax + 1>
+constexpr size_t MemberCount() {
+  if constexpr (kCount == 0 || Takes<T>(std::make_index_sequence<kCount>())) {
+    return kCount;
+  } else {
+    return MemberCount<T, kCount - 1>();
+  }
+}
+
+template <typename T, typename Function>
+void WithMembers(T& value, Function&& function) {
+  constexpr size_t kCount = MemberCount<std::remove_const_t<T>>();
+  static_assert(kCount <= kMembersMax,
+                "gtrain: a value may be an aggregate of up to 12 members. Give this one `void Persist(auto& "
+                "archive) { archive(a, b, ...); }`");
+  if constexpr (kCount == 0) {
+    function();
+  } else if constexpr (kCount == 1) {
+    auto& [a] = value;
+    function(a);
+  } else if constexpr (kCount == 2) {
+    auto& [a, b] = value;
+    function(a, b);
+  } else if constexpr (kCount == 3) {
+    auto& [a, b, c] = value;
+    function(a, b, c);
+  } else if constexpr (kCount == 4) {
+    auto& [a, b, c, d] = value;
+    function(a, b, c, d);
+  } else if constexpr (kCount == 5) {
+    auto& [a, b, c, d, e] = value;
+    function(a, b, c, d, e);
+  } else if constexpr (kCount == 6) {
+    auto& [a, b, c, d, e, f] = value;
+    function(a, b, c, d, e, f);
+  } else if constexpr (kCount == 7) {
+    auto& [a, b, c, d, e, f, g] = value;
+    function(a, b, c, d, e, f, g);
+  } else if constexpr (kCount == 8) {
+    auto& [a, b, c, d, e, f, g, h] = value;
+    function(a, b, c, d, e, f, g, h);
+  } else if constexpr (kCount == 9) {
+    auto& [a, b, c, d, e, f, g, h, i] = value;
+    function(a, b, c, d, e, f, g, h, i);
+  } else if constexpr (kCount == 10) {
+    auto& [a, b, c, d, e, f, g, h, i, j] = value;
+    function(a, b, c, d, e, f, g, h, i, j);
+  } else if constexpr (kCount == 11) {
+    auto& [a, b, c, d, e, f, g, h, i, j, k] = value;
+    function(a, b, c, d, e, f, g, h, i, j, k);
+  } else {
+    auto& [a, b, c, d, e, f, g, h, i, j, k, l] = value;
+    function(a, b, c, d, e, f, g, h, i, j, k, l);
+  }
+}
+
+template <typename T>
+concept PlainAggregate = std::is_aggregate_v<T> && std::is_class_v<T> && !kIsArray<T> && !HasPersist<T>;
+
+}  // namespace internal
+
+// ---- packing
+
+// Packs values one after the other; the functions of the C interface below it say what they become.
+class Packing {
+ public:
+  explicit Packing(gtrain_packer* packer) : packer_(packer) {}
+
+  template <typename... Values>
+  void operator()(const Values&... values) {
+    (Pack(values), ...);
+  }
+
+ private:
+  template <typename T>
+  void Pack(const T& value) {
+    if constexpr (std::same_as<T, bool>) {
+      gtrain_pack_bool(packer_, value ? 1 : 0);
+    } else if constexpr (std::floating_point<T>) {
+      static_assert(sizeof(T) <= 8, "gtrain: a long double is no value");
+      gtrain_pack_float(packer_, value);
+    } else if constexpr (std::is_enum_v<T>) {
+      Pack(static_cast<std::underlying_type_t<T>>(value));
+    } else if constexpr (std::unsigned_integral<T>) {
+      gtrain_pack_uint(packer_, value);
+    } else if constexpr (std::signed_integral<T>) {
+      gtrain_pack_int(packer_, value);
+    } else if constexpr (std::same_as<T, std::string> || std::same_as<T, std::string_view>) {
+      gtrain_pack_string(packer_, value.data(), value.size());
+    } else if constexpr (std::same_as<T, std::monostate> || std::same_as<T, std::nullopt_t>) {
+      gtrain_pack_nil(packer_);
+    } else if constexpr (std::same_as<T, Status>) {
+      gtrain_pack_array(packer_, 2);
+      (*this)(static_cast<int>(value.code()), value.message());
+    } else if constexpr (internal::HasPersist<T>) {
+      const_cast<T&>(value).Persist(*this);  // NOLINT(cppcoreguidelines-pro-type-const-cast): it only reads
+    } else {
+      PackMany(value);
+    }
+  }
+  template <typename T>
+  void PackMany(const T& value) {
+    using internal::kIsOne;
+    if constexpr (kIsOne<T, std::optional> || kIsOne<T, std::unique_ptr> || kIsOne<T, std::shared_ptr>) {
+      gtrain_pack_bool(packer_, value ? 1 : 0);
+      if (value) Pack(*value);
+    } else if constexpr (kIsOne<T, std::variant>) {
+      Pack(static_cast<uint64_t>(value.index()));
+      std::visit([this](const auto& one) { this->Pack(one); }, value);
+    } else if constexpr (kIsOne<T, std::pair> || kIsOne<T, std::tuple>) {
+      std::apply([this](const auto&... members) { (this->Pack(members), ...); }, value);
+    } else if constexpr (internal::MapLike<T>) {
+      gtrain_pack_map(packer_, value.size());
+      for (const auto& [key, mapped] : value) (*this)(key, mapped);
+    } else if constexpr (internal::SetLike<T>) {
+      gtrain_pack_array(packer_, value.size());
+      for (const auto& one : value) Pack(one);
+    } else if constexpr (kIsOne<T, std::vector> || internal::kIsArray<T>) {
+      PackAll<typename T::value_type>(value);
+    } else if constexpr (internal::PlainAggregate<T>) {
+      internal::WithMembers(value, [this](const auto&... members) { (this->Pack(members), ...); });
+    } else {
+      static_assert(internal::kAlwaysFalse<T>,
+                    "gtrain: this type is no value (gtrain/value.h lists them). A class of your own becomes "
+                    "one with `void Persist(auto& archive) { archive(a, b, ...); }`");
+    }
+  }
+  template <typename T, typename Values>
+  void PackAll(const Values& values) {
+    if constexpr (internal::Number<T>) {
+      gtrain_pack_numbers(packer_, static_cast<gtrain_dtype>(internal::NumberType<T>()), values.data(),
+                          values.size());
+    } else if constexpr (std::same_as<T, std::byte>) {
+      gtrain_pack_bytes(packer_, values.data(), values.size());
+    } else {
+      gtrain_pack_array(packer_, values.size());
+      for (const T& one : values) Pack(one);  // a vector of bool, too
+    }
+  }
+
+  gtrain_packer* packer_;
+};
+
+// ---- unpacking
+
+// Takes values in the order in which they were packed. After the first that is another than asked for all
+// are left as they were, and status() says what was found.
+class Unpacking {
+ public:
+  Unpacking(const void* data, size_t size) : unpacker_{sizeof(gtrain_unpacker), data, size} {}
+
+  template <typename... Values>
+  void operator()(Values&... values) {
+    (Take(values), ...);
+  }
+  const Status& status() const { return status_; }
+  // kInvalidArgument: something is left.
+  Status End() const {
+    if (!status_.ok() || unpacker_.left == 0) return status_;
+    return Status(StatusCode::kInvalidArgument,
+                  std::to_string(unpacker_.left) + " bytes are left behind the last value");
+  }
+
+ private:
+  static constexpr int kDepthMax = 64;
+
+  template <typename T>
+  void Take(T& value) {
+    using internal::kIsOne;
+    if (!status_.ok()) return;
+    if constexpr (std::same_as<T, bool>) {
+      if (Next(GTRAIN_VALUE_BOOL, "a bool")) value = next_.integer != 0;
+    } else if constexpr (std::floating_point<T>) {
+      TakeFloat(value);
+    } else if constexpr (std::is_enum_v<T>) {
+      std::underlying_type_t<T> number{};
+      Take(number);
+      if (status_.ok()) value = static_cast<T>(number);
+    } else if constexpr (std::integral<T>) {
+      TakeInteger(value);
+    } else if constexpr (std::same_as<T, std::string>) {
+      if (Next(GTRAIN_VALUE_STRING, "a string"))
+        value.assign(static_cast<const char*>(next_.data), next_.count);
+    } else if constexpr (std::same_as<T, std::monostate>) {
+      Next(GTRAIN_VALUE_NIL, "nothing");
+    } else if constexpr (std::same_as<T, Status>) {
+      TakeStatus(value);
+    } else {
+      if (++depth_ > kDepthMax) {
+        Fail("values are nested more than 64 deep");
+      } else {
+        TakeMany(value);
+      }
+      --depth_;
+    }
+  }
+
+  template <typename T>
+  void TakeMany(T& value) {
+    using internal::kIsOne;
+    if constexpr (internal::HasPersist<T>) {
+      value.Persist(*this);
+    } else if constexpr (kIsOne<T, std::optional>) {
+      TakePresent<typename T::value_type>([&](auto one) { value.emplace(std::move(one)); },
+                                          [&] { value.reset(); });
+    } else if constexpr (kIsOne<T, std::unique_ptr>) {
+      using Element = typename T::element_type;
+      TakePresent<Element>([&](auto one) { value = std::make_unique<Element>(std::move(one)); },
+                           [&] { value.reset(); });
+    } else if constexpr (kIsOne<T, std::shared_ptr>) {
+      using Element = typename T::element_type;
+      TakePresent<Element>([&](auto one) { value = std::make_shared<Element>(std::move(one)); },
+                           [&] { value.reset(); });
+    } else if constexpr (kIsOne<T, std::variant>) {
+      TakeVariant(value);
+    } else if constexpr (kIsOne<T, std::pair> || kIsOne<T, std::tuple>) {
+      std::apply([this](auto&... members) { (this->Take(members), ...); }, value);
+    } else if constexpr (internal::MapLike<T>) {
+      TakeMap(value);
+    } else if constexpr (internal::SetLike<T>) {
+      TakeSet(value);
+    } else if constexpr (kIsOne<T, std::vector> || internal::kIsArray<T>) {
+      TakeAll<typename T::value_type>(value);
+    } else if constexpr (internal::PlainAggregate<T>) {
+      internal::WithMembers(value, [this](auto&... members) { (this->Take(members), ...); });
+    } else {
+      static_assert(internal::kAlwaysFalse<T>,
+                    "gtrain: this type is no value (gtrain/value.h lists them). A class of your own becomes "
+                    "one with `void Persist(auto& archive) { archive(a, b, ...); }`");
+    }
+  }
+
+  void Fail(std::string why) {
+    if (status_.ok()) status_ = Status(StatusCode::kInvalidArgument, std::move(why));
+  }
+  bool Next() {
+    next_.size = sizeof(next_);
+    const Status taken = internal::Call(gtrain_unpack, &unpacker_, &next_);
+    if (!taken.ok()) Fail(taken.message());
+    return taken.ok();
+  }
+  bool Next(int kind, const char* wanted) {
+    if (!Next()) return false;
+    if (next_.kind == kind) return true;
+    Mismatch(wanted);
+    return false;
+  }
+  void Mismatch(const std::string& wanted) {
+    static constexpr std::array kKinds = {"nothing",  "a bool",   "an integer", "an integer",
+                                          "a number", "a string", "bytes",      "an array of numbers",
+                                          "an array", "a map"};
+    Fail("it is " + std::string(kKinds[static_cast<size_t>(next_.kind)]) + ", and should be " + wanted);
+  }
+
+  template <typename T>
+  void TakeFloat(T& value) {
+    if (!Next()) return;
+    if (next_.kind == GTRAIN_VALUE_FLOAT) {
+      value = static_cast<T>(next_.number);
+    } else if (next_.kind == GTRAIN_VALUE_INT) {
+      value = static_cast<T>(next_.integer);
+    } else if (next_.kind == GTRAIN_VALUE_UINT) {
+      value = static_cast<T>(next_.unsigned_integer);
+    } else {
+      Mismatch("a number");
+    }
+  }
+  template <typename T>
+  void TakeInteger(T& value) {
+    if (!Next()) return;
+    const bool below = next_.kind == GTRAIN_VALUE_INT;
+    if (!below && next_.kind != GTRAIN_VALUE_UINT) return Mismatch("an integer");
+    const bool fits = below ? std::in_range<T>(next_.integer) : std::in_range<T>(next_.unsigned_integer);
+    if (!fits) {
+      return Fail("the integer " +
+                  (below ? std::to_string(next_.integer) : std::to_string(next_.unsigned_integer)) +
+                  " does not fit into " + internal::NumberName<T>());
+    }
+    value = below ? static_cast<T>(next_.integer) : static_cast<T>(next_.unsigned_integer);
+  }
+  void TakeStatus(Status& value) {
+    if (!Next(GTRAIN_VALUE_ARRAY, "a status")) return;
+    int code = 0;
+    std::string message;
+    (*this)(code, message);
+    if (status_.ok()) value = Status(static_cast<StatusCode>(code), std::move(message));
+  }
+  template <typename Element, typename Set, typename Reset>
+  void TakePresent(const Set& set, const Reset& reset) {
+    bool there = false;
+    Take(there);
+    if (!status_.ok()) return;
+    if (!there) return reset();
+    Element one{};
+    Take(one);
+    if (status_.ok()) set(std::move(one));
+  }
+  template <typename... Choices>
+  void TakeVariant(std::variant<Choices...>& value) {
+    uint64_t index = 0;
+    Take(index);
+    if (!status_.ok()) return;
+    if (index >= sizeof...(Choices)) return Fail("a variant has no choice " + std::to_string(index));
+    uint64_t number = 0;
+    ((number++ == index ? TakeChoice<Choices>(value) : void()), ...);
+  }
+  template <typename Choice, typename Variant>
+  void TakeChoice(Variant& value) {
+    Choice one{};
+    Take(one);
+    if (status_.ok()) value = std::move(one);
+  }
+  template <typename T>
+  void TakeMap(T& value) {
+    if (!Next(GTRAIN_VALUE_MAP, "a map")) return;
+    value.clear();
+    for (size_t left = next_.count; left > 0 && status_.ok(); --left) {
+      typename T::key_type key{};
+      typename T::mapped_type mapped{};
+      (*this)(key, mapped);
+      if (status_.ok()) value.insert_or_assign(std::move(key), std::move(mapped));
+    }
+  }
+  template <typename T>
+  void TakeSet(T& value) {
+    if (!Next(GTRAIN_VALUE_ARRAY, "an array")) return;
+    value.clear();
+    for (size_t left = next_.count; left > 0 && status_.ok(); --left) {
+      typename T::value_type one{};
+      Take(one);
+      if (status_.ok()) value.insert(std::move(one));
+    }
+  }
+  template <typename T, typename Values>
+  void TakeAll(Values& values) {
+    if constexpr (internal::Number<T>) {
+      if (!Next(GTRAIN_VALUE_NUMBERS, "an array of " + internal::NumberName<T>())) return;
+      if (next_.dtype != static_cast<gtrain_dtype>(internal::NumberType<T>()))
+        return Fail("it is an array of other numbers than " + internal::NumberName<T>());
+      if (Resize(values, next_.count) && next_.count > 0)
+        std::memcpy(values.data(), next_.data, next_.count * sizeof(T));
+    } else if constexpr (std::same_as<T, std::byte>) {
+      if (!Next(GTRAIN_VALUE_BYTES, "bytes")) return;
+      if (Resize(values, next_.count) && next_.count > 0) std::memcpy(values.data(), next_.data, next_.count);
+    } else {
+      if (!Next(GTRAIN_VALUE_ARRAY, "an array")) return;
+      TakeEach<T>(values, next_.count);
+    }
+  }
+  // A vector grows as its elements come: their count alone makes nobody reserve memory for large ones.
+  template <typename T, typename Values>
+  void TakeEach(Values& values, size_t count) {
+    if constexpr (internal::kIsArray<Values>) {
+      if (!Resize(values, count)) return;
+      for (T& one : values) Take(one);
+    } else {
+      values.clear();
+      for (; count > 0 && status_.ok(); --count) {
+        T one{};
+        Take(one);
+        if (status_.ok()) values.push_back(std::move(one));
+      }
+    }
+  }
+  template <typename Values>
+  bool Resize(Values& values, size_t count) {
+    if constexpr (internal::kIsArray<Values>) {
+      if (count == values.size()) return true;
+      Fail("it has " + std::to_string(count) + " elements, and should have " + std::to_string(values.size()));
+      return false;
+    } else {
+      values.resize(count);
+      return true;
+    }
+  }
+  bool Next(int kind, const std::string& wanted) { return Next(kind, wanted.c_str()); }
+
+  gtrain_unpacker unpacker_;
+  gtrain_value next_{};
+  int depth_ = 0;
+  Status status_;
+};
+
+// ---- names of types, the same whichever compiler made the program
+
+namespace internal {
+
+template <typename T>
+std::string TypeName();
+
+struct NamingArchive {
+  template <typename... Members>
+  void operator()(Members&... /*members*/) {
+    ((text += (text.empty() ? "" : ", ") + TypeName<std::remove_const_t<Members>>()), ...);
+  }
+  std::string text;
+};
+
+template <typename... Types>
+std::string TypeNames() {
+  std::string text;
+  ((text += (text.empty() ? "" : ", ") + TypeName<Types>()), ...);
+  return text;
+}
+
+template <typename T>
+struct NamesOf;
+template <template <typename...> class Template, typename... Types>
+struct NamesOf<Template<Types...>> {
+  static std::string Text() { return TypeNames<Types...>(); }
+};
+
+// A type that has itself in it would have no end.
+inline int& NamingDepth() {
+  static thread_local int depth = 0;
+  return depth;
+}
+
+template <typename T>
+std::string ClassName() {
+  if (NamingDepth() > 8) return "...";
+  ++NamingDepth();
+  T value{};
+  NamingArchive archive;
+  if constexpr (HasPersist<T>) {
+    value.Persist(archive);
+  } else {
+    WithMembers(value, archive);
+  }
+  --NamingDepth();
+  return "{" + archive.text + "}";
+}
+
+template <typename T>
+std::string TypeName() {
+  if constexpr (std::is_void_v<T> || std::same_as<T, std::monostate>) {
+    return "nothing";
+  } else if constexpr (std::same_as<T, bool>) {
+    return "bool";
+  } else if constexpr (std::is_enum_v<T>) {
+    return NumberName<std::underlying_type_t<T>>();
+  } else if constexpr (Number<T>) {
+    return NumberName<T>();
+  } else if constexpr (std::same_as<T, std::string>) {
+    return "string";
+  } else if constexpr (std::same_as<T, std::byte>) {
+    return "byte";
+  } else if constexpr (std::same_as<T, Status>) {
+    return "status";
+  } else if constexpr (HasPersist<T>) {
+    return ClassName<T>();
+  } else if constexpr (kIsOne<T, std::optional>) {
+    return TypeName<typename T::value_type>() + "?";
+  } else if constexpr (kIsOne<T, std::unique_ptr> || kIsOne<T, std::shared_ptr>) {
+    return TypeName<typename T::element_type>() + "?";
+  } else if constexpr (MapLike<T>) {
+    return "{" + TypeName<typename T::key_type>() + ": " + TypeName<typename T::mapped_type>() + "}";
+  } else if constexpr (kIsArray<T>) {
+    return "[" + TypeName<typename T::value_type>() + "; " + std::to_string(std::tuple_size_v<T>) + "]";
+  } else if constexpr (SetLike<T> || kIsOne<T, std::vector>) {
+    return "[" + TypeName<typename T::value_type>() + "]";
+  } else if constexpr (kIsOne<T, std::pair> || kIsOne<T, std::tuple>) {
+    return "(" + NamesOf<T>::Text() + ")";
+  } else if constexpr (kIsOne<T, std::variant>) {
+    return "<" + NamesOf<T>::Text() + ">";
+  } else {
+    return ClassName<T>();
+  }
+}
+
+}  // namespace internal
+}  // namespace gtrain

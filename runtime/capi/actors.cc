@@ -1,0 +1,286 @@
+// The actors of actor_c.h.
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "actors/exec/host.h"
+#include "actors/values/values.h"
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "gtrain/actor_c.h"
+#include "runtime/capi/handles.h"
+
+struct gtrain_packer {
+  gtrain::actors::Packer packer;
+  bool out_of_memory = false;
+};
+
+struct gtrain_actors {
+  pid_t owner = getpid();
+  std::shared_ptr<gtrain::Session> session;
+  gtrain::RealClock clock;
+  std::unique_ptr<gtrain::actors::Host> host;
+};
+
+namespace gtrain::capi {
+namespace {
+
+absl::string_view View(const void* data, size_t size) { return {static_cast<const char*>(data), size}; }
+
+// A packer says in the end that there was no memory.
+template <typename Body>
+void Pack(gtrain_packer* packer, const Body& body) noexcept {
+  if (packer == nullptr || packer->out_of_memory) return;
+  try {
+    body(packer->packer);
+  } catch (const std::exception&) {
+    packer->out_of_memory = true;
+  }
+}
+
+absl::Status CheckSize(size_t size, size_t wanted, const char* what) {
+  if (size == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the size of ", what, " is ", size, ", and should be ", wanted));
+}
+
+absl::Status TakeNext(gtrain_unpacker* unpacker, gtrain_value* out) {
+  if (unpacker == nullptr || out == nullptr) return absl::InvalidArgumentError("`unpacker` or `out` is NULL");
+  GT_RETURN_IF_ERROR(CheckSize(unpacker->size, sizeof(gtrain_unpacker), "gtrain_unpacker"));
+  GT_RETURN_IF_ERROR(CheckSize(out->size, sizeof(gtrain_value), "gtrain_value"));
+  absl::string_view bytes = View(unpacker->data, unpacker->left);
+  actors::Value value;
+  GT_RETURN_IF_ERROR(actors::TakeValue(&bytes, &value));
+  static_assert(static_cast<int>(actors::ValueKind::kMap) == GTRAIN_VALUE_MAP);
+  out->kind = static_cast<int32_t>(value.kind);
+  out->dtype = static_cast<gtrain_dtype>(value.dtype);
+  out->integer = value.integer;
+  out->unsigned_integer = value.natural;
+  out->number = value.number;
+  out->data = value.bytes.data();
+  const bool text = value.kind == actors::ValueKind::kString || value.kind == actors::ValueKind::kBytes;
+  out->count = text ? value.bytes.size() : value.count;
+  unpacker->data = bytes.data();
+  unpacker->left = bytes.size();
+  return absl::OkStatus();
+}
+
+absl::Status Open(gtrain_session* session, const gtrain_actors_options* options, gtrain_actors** out) {
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  *out = nullptr;
+  actors::HostOptions host;
+  host.threads = std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  if (options != nullptr) {
+    GT_RETURN_IF_ERROR(CheckSize(options->size, sizeof(*options), "gtrain_actors_options"));
+    if (options->threads < 0 || options->threads > 1024 || options->mailbox_calls < 0 ||
+        options->mailbox_bytes < 0) {
+      return absl::InvalidArgumentError(
+          "`threads` is 0 to 1024, `mailbox_calls` and `mailbox_bytes` are not below 0");
+    }
+    if (options->threads > 0) host.threads = options->threads;
+    if (options->mailbox_calls > 0) host.mailbox_calls = static_cast<size_t>(options->mailbox_calls);
+    if (options->mailbox_bytes > 0) host.mailbox_bytes = static_cast<size_t>(options->mailbox_bytes);
+  }
+  auto handle = std::make_unique<gtrain_actors>();
+  if (session != nullptr) {
+    GT_RETURN_IF_ERROR(CheckHandle(session));
+    handle->session = session->session;
+  }
+  handle->host = std::make_unique<actors::Host>(host, handle->clock);
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+absl::Status Register(gtrain_actors* handle, const gtrain_actor_class* in) {
+  GT_RETURN_IF_ERROR(CheckHandle(handle));
+  if (in == nullptr) return absl::InvalidArgumentError("`type` is NULL");
+  GT_RETURN_IF_ERROR(CheckSize(in->size, sizeof(*in), "gtrain_actor_class"));
+  if (in->name == nullptr || in->signature == nullptr || in->create == nullptr || in->destroy == nullptr ||
+      in->call == nullptr || in->methods < 1)
+    return absl::InvalidArgumentError("a class has a name, a signature, three functions and a method");
+  actors::ActorClass type;
+  type.name = in->name;
+  type.signature = in->signature;
+  type.methods = in->methods;
+  type.create = [create = in->create, user = in->user](absl::string_view data) -> absl::StatusOr<void*> {
+    void* self = nullptr;
+    gtrain_error error{};
+    const gtrain_status status = create(user, data.data(), data.size(), &self, &error);
+    if (status == GTRAIN_OK) return self;
+    return absl::Status(static_cast<absl::StatusCode>(status), error.message);
+  };
+  type.destroy = [destroy = in->destroy, user = in->user](void* self) { destroy(user, self); };
+  type.call = [call = in->call, user = in->user](void* self, int method, absl::string_view data,
+                                                 actors::BegunCall* begun) {
+    call(user, self, method, data.data(), data.size(), reinterpret_cast<gtrain_call*>(begun));
+  };
+  return handle->host->Register(std::move(type));
+}
+
+// NULL: nobody hears of it but the log.
+actors::Reply ReplyOf(gtrain_reply_function reply, void* user) {
+  if (reply == nullptr) {
+    return [](const absl::Status& status, absl::string_view) {
+      if (!status.ok()) LogWarning("a call whose result nobody awaits failed: ", status.message());
+    };
+  }
+  return [reply, user](const absl::Status& status, absl::string_view data) {
+    reply(user, static_cast<gtrain_status>(status.code()), std::string(status.message()).c_str(), data.data(),
+          data.size());
+  };
+}
+
+absl::Status CheckTimeout(int64_t timeout_ms) {
+  if (timeout_ms > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a timeout of ", timeout_ms, " ms: a call has one above 0"));
+}
+
+}  // namespace
+}  // namespace gtrain::capi
+
+using gtrain::capi::Call;
+using gtrain::capi::CheckHandle;
+using gtrain::capi::Pack;
+using gtrain::capi::View;
+
+extern "C" {
+
+gtrain_packer* gtrain_packer_new(void) { return new (std::nothrow) gtrain_packer; }
+void gtrain_packer_free(gtrain_packer* packer) { delete packer; }
+void gtrain_packer_clear(gtrain_packer* packer) {
+  if (packer == nullptr) return;
+  packer->packer.Clear();
+  packer->out_of_memory = false;
+}
+
+gtrain_status gtrain_packer_data(const gtrain_packer* packer, const void** data, size_t* size,
+                                 gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    if (packer == nullptr || data == nullptr || size == nullptr)
+      return absl::InvalidArgumentError("`packer`, `data` or `size` is NULL");
+    if (packer->out_of_memory) return absl::ResourceExhaustedError("there is no memory for this value");
+    GT_RETURN_IF_ERROR(packer->packer.status());
+    *data = packer->packer.bytes().data();
+    *size = packer->packer.bytes().size();
+    return absl::OkStatus();
+  });
+}
+
+void gtrain_pack_nil(gtrain_packer* packer) {
+  Pack(packer, [](auto& to) { to.Nil(); });
+}
+void gtrain_pack_bool(gtrain_packer* packer, int value) {
+  Pack(packer, [&](auto& to) { to.Bool(value != 0); });
+}
+void gtrain_pack_int(gtrain_packer* packer, int64_t value) {
+  Pack(packer, [&](auto& to) { to.Int(value); });
+}
+void gtrain_pack_uint(gtrain_packer* packer, uint64_t value) {
+  Pack(packer, [&](auto& to) { to.Uint(value); });
+}
+void gtrain_pack_float(gtrain_packer* packer, double value) {
+  Pack(packer, [&](auto& to) { to.Float(value); });
+}
+void gtrain_pack_string(gtrain_packer* packer, const char* text, size_t size) {
+  Pack(packer, [&](auto& to) { to.String(View(text, size)); });
+}
+void gtrain_pack_bytes(gtrain_packer* packer, const void* data, size_t size) {
+  Pack(packer, [&](auto& to) { to.Bytes(View(data, size)); });
+}
+void gtrain_pack_numbers(gtrain_packer* packer, gtrain_dtype dtype, const void* data, size_t count) {
+  Pack(packer, [&](auto& to) {
+    const auto type = static_cast<gtrain::DType>(dtype);
+    to.Numbers(type, View(data, count * gtrain::DTypeSize(type)));
+  });
+}
+void gtrain_pack_array(gtrain_packer* packer, size_t count) {
+  Pack(packer, [&](auto& to) { to.Array(count); });
+}
+void gtrain_pack_map(gtrain_packer* packer, size_t count) {
+  Pack(packer, [&](auto& to) { to.Map(count); });
+}
+
+gtrain_status gtrain_unpack(gtrain_unpacker* unpacker, gtrain_value* out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::TakeNext(unpacker, out); });
+}
+
+gtrain_status gtrain_actors_open(gtrain_session* session, const gtrain_actors_options* options,
+                                 gtrain_actors** out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::Open(session, options, out); });
+}
+void gtrain_actors_free(gtrain_actors* actors) { gtrain::capi::FreeHandle(actors); }
+
+gtrain_status gtrain_actors_register(gtrain_actors* actors, const gtrain_actor_class* type,
+                                     gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::Register(actors, type); });
+}
+
+void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_spawn_options* options,
+                         const void* arguments, size_t size, int64_t timeout_ms, gtrain_reply_function reply,
+                         void* user) {
+  gtrain_error error;
+  const gtrain_status status = Call(&error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
+    if (type == nullptr) return absl::InvalidArgumentError("`type` is NULL");
+    gtrain::actors::SpawnOptions spawn;
+    if (options != nullptr) {
+      GT_RETURN_IF_ERROR(gtrain::capi::CheckSize(options->size, sizeof(*options), "gtrain_spawn_options"));
+      if (options->restarts >= 0) spawn.restarts = options->restarts;
+    }
+    actors->host->Spawn(type, spawn, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
+                        gtrain::capi::ReplyOf(reply, user));
+    return absl::OkStatus();
+  });
+  if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
+}
+
+void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t reference_size, int32_t method,
+                        const void* arguments, size_t size, int64_t timeout_ms, gtrain_reply_function reply,
+                        void* user) {
+  gtrain_error error;
+  const gtrain_status status = Call(&error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
+    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorAddress address,
+                        gtrain::actors::ActorAddress::Parse(View(reference, reference_size)));
+    actors->host->Call(address, method, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
+                       gtrain::capi::ReplyOf(reply, user));
+    return absl::OkStatus();
+  });
+  if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
+}
+
+void gtrain_actors_end(gtrain_actors* actors, const void* reference, size_t reference_size,
+                       const char* reason) {
+  (void)Call(nullptr, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorAddress address,
+                        gtrain::actors::ActorAddress::Parse(View(reference, reference_size)));
+    actors->host->End(address, reason == nullptr ? "" : reason);
+    return absl::OkStatus();
+  });
+}
+
+void gtrain_call_reply(gtrain_call* call, gtrain_status status, const char* message, int crashed,
+                       const void* data, size_t size) {
+  if (call == nullptr) return;
+  reinterpret_cast<gtrain::actors::BegunCall*>(call)->Answer(
+      absl::Status(static_cast<absl::StatusCode>(status), message == nullptr ? "" : message),
+      View(data, size), crashed != 0);
+}
+int64_t gtrain_call_left_ms(const gtrain_call* call) {
+  if (call == nullptr) return 0;
+  return absl::ToInt64Milliseconds(reinterpret_cast<const gtrain::actors::BegunCall*>(call)->Left());
+}
+int gtrain_actors_inside(void) { return gtrain::actors::Host::Inside() ? 1 : 0; }
+
+}  // extern "C"

@@ -1,0 +1,311 @@
+// Actors as a program has them: the headers and libgtrain.so.
+#include <gtrain/gtrain.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                                \
+    }                                                                              \
+  } while (false)
+
+namespace {
+
+using gtrain::Status;
+using gtrain::StatusCode;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// Opened once.
+class Gate {
+ public:
+  void Open() {
+    opened_.store(true);
+    opened_.notify_all();
+  }
+  bool WaitFor() const {
+    const auto end = std::chrono::steady_clock::now() + seconds(60);
+    while (!opened_ && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    return opened_;
+  }
+  void Close() { opened_.store(false); }
+
+ private:
+  std::atomic<bool> opened_ = false;
+} gate;
+
+class Counter {
+ public:
+  explicit Counter(int64_t from) : value_(from) {}
+  int64_t Add(int64_t by) { return value_ += by; }
+  int64_t Value() const { return value_; }
+  void Throw() { throw std::runtime_error("the counter is tired"); }
+  Status Refuse(const std::string& why) const { return Status(StatusCode::kOutOfRange, why); }
+  gtrain::Result<int64_t> Half() const {
+    if (value_ % 2 != 0) return Status(StatusCode::kOutOfRange, "it is odd");
+    return value_ / 2;
+  }
+  void Nothing() const {}
+  bool WaitAtGate() const { return gate.WaitFor(); }
+  bool WaitsInside(gtrain::Ref<Counter> other);
+
+ private:
+  int64_t value_;
+};
+[[maybe_unused]] constexpr auto kCounter = gtrain::Actor<
+    Counter, gtrain::Ctor<int64_t>,
+    gtrain::Methods<&Counter::Add, &Counter::Value, &Counter::Throw, &Counter::Refuse, &Counter::Half,
+                    &Counter::Nothing, &Counter::WaitAtGate, &Counter::WaitsInside>>;
+
+bool Counter::WaitsInside(gtrain::Ref<Counter> other) {
+  return other.Call<&Counter::Value>().Get(seconds(1)).status().code() == StatusCode::kFailedPrecondition;
+}
+
+struct Point {
+  double x = 0, y = 0;
+  std::string name;
+  bool operator==(const Point&) const = default;
+};
+
+class Weights {
+ public:
+  Weights() = default;
+  explicit Weights(std::vector<float> values) : values_(std::move(values)) {}
+  void Persist(auto& archive) { archive(values_, version_); }
+  bool operator==(const Weights&) const = default;
+
+ private:
+  std::vector<float> values_;
+  int version_ = 3;
+};
+
+using Everything =
+    std::tuple<bool, int8_t, uint64_t, float, std::string, std::vector<double>, std::vector<bool>,
+               std::array<int32_t, 3>, std::map<std::string, std::vector<int64_t>>, std::optional<Point>,
+               std::variant<int64_t, std::string, Point>, Weights, Status, std::vector<std::byte>,
+               StatusCode>;
+
+class Echo {
+ public:
+  Everything All(Everything everything) { return everything; }
+  int8_t Small(int8_t value) const { return value; }
+};
+[[maybe_unused]] constexpr auto kEcho =
+    gtrain::Actor<Echo, gtrain::Ctor<>, gtrain::Methods<&Echo::All, &Echo::Small>>;
+
+// Awaits calls of its own.
+class Adder {
+ public:
+  explicit Adder(std::vector<gtrain::Ref<Counter>> counters) : counters_(std::move(counters)) {}
+  gtrain::Task<int64_t> Sum(int64_t plus) {
+    running_ += 1;
+    CHECK(running_ == 1);  // no other call is admitted meanwhile
+    int64_t sum = plus;
+    for (const auto& counter : counters_) sum += co_await counter.Call<&Counter::Value>();
+    running_ -= 1;
+    co_return sum;
+  }
+  int64_t Plain() const { return 7; }
+  gtrain::Task<> Fails() {
+    co_await counters_.at(0).Call<&Counter::Refuse>("by the first");
+    CHECK(false);
+  }
+  gtrain::Task<int64_t> Slow() {
+    co_await counters_.at(0).With(seconds(50)).Call<&Counter::WaitAtGate>();
+    co_return 1;
+  }
+
+ private:
+  std::vector<gtrain::Ref<Counter>> counters_;
+  int running_ = 0;
+};
+[[maybe_unused]] constexpr auto kAdder =
+    gtrain::Actor<Adder, gtrain::Ctor<std::vector<gtrain::Ref<Counter>>>,
+                  gtrain::Methods<&Adder::Sum, &Adder::Plain, &Adder::Fails, &Adder::Slow>>;
+
+gtrain::Task<int64_t> Twice(const gtrain::Owner<Counter>& counter) {
+  const int64_t once = co_await counter.Call<&Counter::Value>();
+  co_return once + co_await counter.Call<&Counter::Value>();
+}
+
+gtrain::Task<> Calls(gtrain::Cluster& cluster) {
+  auto counter = co_await cluster.Spawn<Counter>(40);
+  CHECK(co_await counter.Call<&Counter::Add>(2) == 42);
+  CHECK(co_await counter.With(seconds(2)).Call<&Counter::Half>() == 21);
+  CHECK(co_await Twice(counter) == 84);
+  counter.Tell<&Counter::Add>(1);
+  const auto odd = co_await gtrain::Try(counter.Call<&Counter::Half>());
+  CHECK(odd.status().code() == StatusCode::kOutOfRange && odd.status().message() == "it is odd");
+  const auto refused = co_await gtrain::Try(counter.Call<&Counter::Refuse>("enough"));
+  CHECK(refused.status().message() == "enough");
+  const auto thrown = co_await gtrain::Try(counter.Call<&Counter::Throw>());
+  CHECK(thrown.status().code() == StatusCode::kUnknown);
+  CHECK(thrown.status().message() == "Counter threw: the counter is tired");
+  CHECK(co_await counter.Call<&Counter::Value>() == 40);  // it is made anew
+  auto other = co_await cluster.Spawn<Counter>(gtrain::Spawn().Restarts(0), 1);
+  CHECK(co_await counter.Call<&Counter::WaitsInside>(other));
+  const auto late = co_await gtrain::Try(other.With(milliseconds(20)).Call<&Counter::WaitAtGate>());
+  CHECK(late.status().code() == StatusCode::kDeadlineExceeded);
+  gate.Open();
+  CHECK(co_await other.Call<&Counter::Value>() == 1);
+  gate.Close();
+}
+
+gtrain::Task<> Values(gtrain::Cluster& cluster) {
+  auto echo = co_await cluster.Spawn<Echo>();
+  const Everything all = {true,
+                          -128,
+                          ~uint64_t{0},
+                          1.5f,
+                          std::string("a\0b", 3),
+                          {1, -2.5, 1e300},
+                          {true, false, true},
+                          {1, 2, 3},
+                          {{"a", {1, 2}}, {"", {}}},
+                          Point{1, 2, "p"},
+                          Point{3, 4, "q"},
+                          Weights({1, 2, 3}),
+                          Status(StatusCode::kAborted, "why"),
+                          {std::byte{0}, std::byte{255}},
+                          StatusCode::kNotFound};
+  const Everything back = co_await echo.Call<&Echo::All>(all);
+  CHECK(std::get<0>(back) == std::get<0>(all));
+  CHECK(std::get<4>(back) == std::get<4>(all));
+  CHECK(std::get<5>(back) == std::get<5>(all));
+  CHECK(std::get<6>(back) == std::get<6>(all));
+  CHECK(std::get<7>(back) == std::get<7>(all));
+  CHECK(std::get<8>(back) == std::get<8>(all));
+  CHECK(std::get<9>(back) == std::get<9>(all));
+  CHECK(std::get<10>(back) == std::get<10>(all));
+  CHECK(std::get<11>(back) == std::get<11>(all));
+  CHECK(std::get<12>(back).message() == "why");
+  CHECK(std::get<13>(back) == std::get<13>(all));
+  CHECK(std::get<14>(back) == StatusCode::kNotFound);
+  CHECK(std::get<1>(back) == -128 && std::get<2>(back) == ~uint64_t{0} && std::get<3>(back) == 1.5f);
+}
+
+gtrain::Task<> Coroutines(gtrain::Cluster& cluster) {
+  std::vector<gtrain::Owner<Counter>> counters;
+  std::vector<gtrain::Ref<Counter>> refs;
+  for (int i = 0; i < 10; ++i) {
+    counters.push_back(co_await cluster.Spawn<Counter>(i));
+    refs.push_back(counters.back());
+  }
+  auto adder = co_await cluster.Spawn<Adder>(refs);
+  std::vector<gtrain::Future<int64_t>> sums;
+  for (int i = 0; i < 200; ++i) sums.push_back(adder.Call<&Adder::Sum>(i));
+  for (int i = 0; i < 200; ++i) CHECK(co_await std::move(sums[i]) == 45 + i);
+  const auto fails = co_await gtrain::Try(adder.Call<&Adder::Fails>());
+  CHECK(fails.status().message() == "by the first");
+  CHECK(co_await adder.Call<&Adder::Sum>(0) == 45 + 0);
+  // What it awaits has no more time than it has itself, whatever it asks for.
+  const auto slow = co_await gtrain::Try(adder.With(milliseconds(100)).Call<&Adder::Slow>());
+  CHECK(slow.status().code() == StatusCode::kDeadlineExceeded);
+  CHECK(co_await adder.With(seconds(30)).Call<&Adder::Plain>() == 7);  // its own call was given up
+  gate.Open();
+  CHECK(co_await adder.Call<&Adder::Sum>(1) == 46);
+  gate.Close();
+}
+
+gtrain::Task<> Groups(gtrain::Cluster& cluster) {
+  auto group = co_await cluster.SpawnGroup<Counter>(8, gtrain::Spawn().Restarts(1), 5);
+  CHECK(group.size() == 8);
+  CHECK(co_await group[3].Call<&Counter::Add>(1) == 6);
+  const auto values = co_await group.With(seconds(2)).Call<&Counter::Value>();
+  CHECK((values == std::vector<int64_t>{5, 5, 5, 6, 5, 5, 5, 5}));
+  co_await group.Call<&Counter::Nothing>();
+  group.Tell<&Counter::Add>(1);
+  gtrain::GroupRef<Counter> ref = group;
+  CHECK((co_await ref.Call<&Counter::Value>())[3] == 7);
+  co_await ref.Call<&Counter::Half>();  // the fourth is odd
+  CHECK(false);
+}
+
+gtrain::Task<> EndsWithAnError(gtrain::Cluster& cluster) {
+  auto counter = co_await cluster.Spawn<Counter>(3);
+  co_await counter.Call<&Counter::Half>();
+  CHECK(false);
+}
+
+gtrain::Task<> ThrowsItself(gtrain::Cluster& cluster) {
+  auto counter = co_await cluster.Spawn<Counter>(3);
+  (co_await gtrain::Try(counter.Call<&Counter::Half>())).value();
+}
+
+void Run(gtrain::Task<> (*driver)(gtrain::Cluster&)) {
+  auto cluster = gtrain::Cluster::Open();
+  CHECK(cluster.ok());
+  const Status status = gtrain::internal::RunToEnd(driver(**cluster)).status();
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  CHECK(status.ok());
+}
+
+void FromOutside() {
+  auto cluster = gtrain::Cluster::Open().value();
+  CHECK(gtrain::Cluster::Open().status().code() == StatusCode::kAlreadyExists);
+  auto counter = cluster->Spawn<Counter>(5).Get(seconds(10)).value();
+  CHECK(counter.Call<&Counter::Add>(1).Get(seconds(10)).value() == 6);
+  gtrain::Ref<Counter> ref = counter;
+  counter = gtrain::Owner<Counter>();  // the actor ends
+  CHECK(ref.Call<&Counter::Value>().Get(seconds(10)).status().code() == StatusCode::kNotFound);
+  CHECK(gtrain::Ref<Counter>().Call<&Counter::Value>().Get(seconds(10)).status().code() ==
+        StatusCode::kInvalidArgument);
+  // What a stranger sends: the right method, other values.
+  auto echo = cluster->Spawn<Echo>().Get(seconds(10)).value();
+  gtrain::internal::Packed packed;
+  CHECK(packed.Pack(int64_t{300}).ok());
+  using Answered = gtrain::internal::Answered<int8_t, gtrain::internal::AsValue<int8_t>>;
+  for (const size_t size : {packed.size(), packed.size() - 1, size_t{0}}) {
+    auto* answered = new Answered({});
+    gtrain::Future<int8_t> future(answered->outcome());
+    gtrain_actors_call(gtrain::internal::Engine(), echo.ref().bytes().data(), echo.ref().bytes().size(), 1,
+                       packed.data(), size, 1000, &Answered::Reply, answered);
+    const auto result = future.Get(seconds(10));
+    CHECK(result.status().code() == StatusCode::kInvalidArgument);
+    if (size == packed.size())
+      CHECK(result.status().message() ==
+            "an argument of Small is wrong: the integer 300 does not fit into i8");
+  }
+}
+
+void FailsAsItShould(gtrain::Task<> (*driver)(gtrain::Cluster&)) {
+  auto cluster = gtrain::Cluster::Open().value();
+  const Status status = gtrain::internal::RunToEnd(driver(*cluster)).status();
+  CHECK(status.code() == StatusCode::kOutOfRange && status.message() == "it is odd");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  gtrain_actor_class type{};
+  decltype(kCounter)::Fill(&type);
+  CHECK(std::string(type.name) == "Counter");
+  CHECK(std::string(type.signature) ==
+        "(i64); Add(i64) -> i64; Value() const -> i64; Throw() -> nothing; Refuse(string) const -> nothing; "
+        "Half() const -> i64; Nothing() const -> nothing; WaitAtGate() const -> bool; WaitsInside({string}) "
+        "-> bool");
+  Run(Calls);
+  Run(Values);
+  Run(Coroutines);
+  FromOutside();
+  FailsAsItShould(EndsWithAnError);
+  FailsAsItShould(ThrowsItself);
+  FailsAsItShould(Groups);
+  CHECK(gtrain::Main(argc, argv, Calls) == 0);
+  CHECK(gtrain::Main(argc, argv, EndsWithAnError) == 1);
+  std::puts("ok");
+  return 0;
+}
