@@ -1,0 +1,61 @@
+#include "actors/plan/call_window.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gtrain::actors {
+
+std::optional<uint64_t> CallWindow::Add(std::string arguments) {
+  if (last_ - acknowledged() >= kCallsInWindow) return std::nullopt;
+  calls_[++last_].arguments = std::move(arguments);
+  return last_;
+}
+
+std::optional<CallToSend> CallWindow::Next() {
+  const auto it = calls_.lower_bound(unsent_);
+  if (it == calls_.end()) return std::nullopt;
+  unsent_ = it->first + 1;
+  it->second.ever_sent = true;
+  return CallToSend{it->first, acknowledged(), it->second.given_up,
+                    it->second.given_up ? "" : it->second.arguments};
+}
+
+void CallWindow::SendAgain() { unsent_ = acknowledged() + 1; }
+
+bool CallWindow::Answered(uint64_t number) {
+  const auto it = calls_.find(number);
+  if (it == calls_.end()) return false;
+  const bool awaited = !it->second.given_up;
+  calls_.erase(it);
+  return awaited;
+}
+
+bool CallWindow::GiveUp(uint64_t number) {
+  const auto it = calls_.find(number);
+  if (it == calls_.end() || it->second.given_up) return false;
+  it->second.given_up = true;
+  it->second.arguments.clear();
+  unsent_ = std::min(unsent_, number);  // it is said once more; what follows is, too, which costs no run
+  return true;
+}
+
+CallWindow::Renumbered CallWindow::NewEpoch() {
+  Renumbered renumbered;
+  std::map<uint64_t, Waiting> kept;
+  uint64_t number = 0;
+  for (auto& [old, call] : calls_) {
+    if (call.given_up) continue;  // its caller has heard
+    if (call.ever_sent) {
+      renumbered.lost.push_back(old);
+    } else {
+      renumbered.kept.emplace_back(old, ++number);
+      kept[number] = std::move(call);
+    }
+  }
+  calls_ = std::move(kept);
+  last_ = number;
+  unsent_ = 1;
+  return renumbered;
+}
+
+}  // namespace gtrain::actors

@@ -1,0 +1,64 @@
+// CallWindow numbers the calls of one process to one actor, and knows which are to be sent again. PURE. The
+// other end is a CallLedger, which has the protocol.
+//
+// A call stays in the window until it is answered, also when its caller has given it up: then it is sent as
+// one that is not to run, so that those behind it have their turn. What becomes of an actor that is made
+// anew without what it had is another epoch: calls that were sent in the one before may have run, and are
+// lost; those that never were go on.
+//
+// Not thread-safe. Cost: O(log w) a call, O(w) when all are sent again; w is at most kCallsInWindow.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/plan/call_ledger.h"
+
+namespace gtrain::actors {
+
+struct CallToSend {
+  uint64_t number = 0;
+  uint64_t acknowledged = 0;
+  bool given_up = false;  // it is not to run where it has not
+  std::string arguments;
+};
+
+class CallWindow {
+ public:
+  // No number: the window is full.
+  std::optional<uint64_t> Add(std::string arguments);
+  // What is to be sent next on this connection, the oldest first; none: nothing is.
+  std::optional<CallToSend> Next();
+  // A new connection, or the other end has said that calls before the ones that came are missing: all are
+  // sent again.
+  void SendAgain();
+  // True: it was awaited, and is answered now. Otherwise it is an answer that came before.
+  bool Answered(uint64_t number);
+  // Its caller waits no more. False: it has been answered.
+  bool GiveUp(uint64_t number);
+  // The actor is another one now. Returns those that had been sent, which may have run and are lost; the
+  // others have new numbers, in their order: old and new ones.
+  struct Renumbered {
+    std::vector<uint64_t> lost;
+    std::vector<std::pair<uint64_t, uint64_t>> kept;
+  };
+  Renumbered NewEpoch();
+
+  size_t size() const { return calls_.size(); }
+
+ private:
+  struct Waiting {
+    std::string arguments;
+    bool ever_sent = false;
+    bool given_up = false;
+  };
+  uint64_t acknowledged() const { return calls_.empty() ? last_ : calls_.begin()->first - 1; }
+
+  std::map<uint64_t, Waiting> calls_;  // by number
+  uint64_t last_ = 0;                  // that was given
+  uint64_t unsent_ = 1;                // from here on, on this connection
+};
+
+}  // namespace gtrain::actors
