@@ -215,9 +215,11 @@ TEST_F(HostTest, ACallThatTookTooLongIsAnsweredOnceAndWhatHadNotBegunNeverRuns) 
 TEST_F(HostTest, WhoAnswersLaterBeginsNothingBefore) {
   Open();
   const ActorAddress log = SpawnOne();
-  Answer later, next;
+  Answer at_gate, later, next;
+  host_->Call(log, 1, "", kSoon, at_gate.Taker());  // so that both are in the mailbox when the first begins
   host_->Call(log, 3, "", kSoon, later.Taker());
   host_->Call(log, 0, "next", kSoon, next.Taker());
+  gate_.Notify();
   BegunCall* call = nullptr;
   Until([&] {
     MutexLock lock(&mutex_);
