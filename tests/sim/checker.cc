@@ -175,6 +175,7 @@ void Checker::HeadDecided(const core::HeadCore& head, const core::StepResult& re
     if (!truth.decided_awake) CheckNewest(start->grant);
     if (!truth.decided_awake) truth.decided_awake = awake;
     if (!truth.placed_awake) CheckPlacement(head, start->grant);
+    if (!truth.placed_awake) CheckMemory(head, start->grant);
     if (!truth.placed_awake) truth.placed_awake = awake;
   }
   constexpr size_t kEffectsMax = 20'000;
@@ -188,10 +189,39 @@ void Checker::CheckPlacement(const core::HeadCore& head, const core::GenerationG
   for (const core::HeadSnapshot::Node& node : head.Snapshot().nodes) {
     const bool used = std::any_of(grant.nodes.begin(), grant.nodes.end(),
                                   [&](const core::NodePlace& place) { return place.node == node.id; });
-    if (used && node.leaving) {
+    const bool starts = std::ranges::any_of(grant.ranks, [&](const core::RankPlace& place) {
+      return place.node == node.id && place.process.generation.value == 0;
+    });
+    if (used && starts && node.leaving) {
       kernel_.Fail("INV-5", absl::StrCat(G(grant.job, grant.generation.value), " is placed on ",
                                          node.hostname, ", which is leaving"));
     }
+  }
+}
+
+// INV-18: processes that have what was trained, and are where the head may hear of them, are not left for
+// ones that have nothing. Of a mesh only whole copies count, and of these INV-14 knows more.
+void Checker::CheckMemory(const core::HeadCore& head, const core::GenerationGrant& grant) {
+  const core::JobRecord* record = Record(grant.job);
+  const spec::JobSpec* spec = SpecOf(grant.job);
+  if (record == nullptr || spec == nullptr || !spec->in_place || !spec->mesh.empty() || !node_on) return;
+  if (std::ranges::any_of(grant.ranks,
+                          [](const core::RankPlace& place) { return place.process.generation.value != 0; }))
+    return;
+  const core::HeadSnapshot snapshot = head.Snapshot();
+  for (const auto& [pid, process] : kept_) {
+    const NodeId& id = node_on(process->machine);
+    const auto node = std::ranges::find(snapshot.nodes, id, &core::HeadSnapshot::Node::id);
+    const bool member = !process->waits && process->generation + 1 == grant.generation.value;
+    const bool well = !process->hung && !process->deaf && !process->stopped && process->exited;
+    const bool there = node != snapshot.nodes.end() && node->state != core::NodeState::kDead &&
+                       !node->barred && !shares_key(process->machine);
+    const bool avoided = std::ranges::count(record->avoided, id, &core::AvoidedNode::node) > 0;
+    if (process->job != grant.job || !member || !well || !there || avoided) continue;
+    return kernel_.Fail("INV-18", absl::StrCat(G(grant.job, grant.generation.value),
+                                               " begins with new "
+                                               "processes alone, and process ",
+                                               pid, " waits on ", node->hostname, " with what was trained"));
   }
 }
 
@@ -294,8 +324,8 @@ void Checker::CheckTooFew(const core::GenerationGrant& grant) {
     return kernel_.Fail("INV-17", what + "starts processes");
   const auto before = generations_.find({grant.job, grant.generation.value - 1});
   if (IsTooFew(grant) && before != generations_.end() && before->second.content != 0 &&
-      IsTooFew(before->second.grant))
-    kernel_.Fail("INV-17", what + "follows another one");
+      IsTooFew(before->second.grant) && grant.world_size >= before->second.grant.world_size)
+    kernel_.Fail("INV-17", what + "follows another one that has lost nobody");
 }
 
 // INV-2: a process goes on only where it is, as one rank, of a job that lets it.

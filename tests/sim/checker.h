@@ -177,6 +177,7 @@ class Checker {
   void CheckResize(const core::JobRecord& record);
   void CheckGoodput(const core::JobRecord& record);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
+  void CheckMemory(const core::HeadCore& head, const core::GenerationGrant& grant);
   void CheckWritten(const core::HeadCore& head, const core::Persist& persist);
   void Durable(const std::vector<core::RecordWrite>& writes);
   void DurableJob(const core::JobRecord& record);
@@ -215,7 +216,7 @@ class Checker {
   std::map<std::string, core::ClientReply> acknowledged_;
   std::map<std::string, JobId> job_of_request_;
   std::map<std::tuple<JobId, uint64_t, int>, int> alive_;
-  std::map<int64_t, JobId> kept_;                           // processes between two generations, by pid
+  std::map<int64_t, const RankProcess*> kept_;              // processes between two generations, by pid
   std::map<JobId, std::set<const RankProcess*>> unfenced_;  // alive, of programs without the SDK
   std::map<int, std::map<const RankProcess*, int>> cpus_;   // of the living ones of a machine
 };

@@ -105,7 +105,7 @@ void Checker::RankKept(const RankProcess& rank) {
   ++kernel_.counts["process kept"];
   const std::string what = absl::StrCat("process ", rank.pid, ", rank ", rank.rank, " of ",
                                         G(rank.job, rank.generation), " on m", rank.machine);
-  if (!kept_.emplace(rank.pid, rank.job).second) kernel_.Fail("INV-2", what + ", is kept twice");
+  if (!kept_.emplace(rank.pid, &rank).second) kernel_.Fail("INV-2", what + ", is kept twice");
   if (alive_.erase({rank.job, rank.generation, rank.rank}) == 0)
     kernel_.Fail("INV-2", what + ", is kept and was none of it");
   const spec::JobSpec* spec = SpecOf(rank.job);
@@ -130,7 +130,7 @@ void Checker::RankGoesOn(const RankProcess& rank, const Gang& gang) {
 
 int Checker::Kept(const JobId& job) const {
   return static_cast<int>(
-      std::count_if(kept_.begin(), kept_.end(), [&](const auto& item) { return item.second == job; }));
+      std::count_if(kept_.begin(), kept_.end(), [&](const auto& item) { return item.second->job == job; }));
 }
 
 // INV-5: nor do more processes run there, whatever the head believes to be over. The exceptions are those of

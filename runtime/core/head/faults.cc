@@ -14,6 +14,7 @@
 #include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/restart_policy.h"
 #include "runtime/core/head/sizing.h"
+#include "runtime/core/head/survivor_save.h"
 #include "runtime/core/values/rank_notes.h"
 
 namespace gtrain::core {
@@ -97,8 +98,9 @@ void Faults::Fail(Job& job, FaultRecord fault, Instant now) {
   // In place all ranks train to the end of the run, so an error may be that one of them has left.
   if (fault.kind == FaultKind::kCrash && fault.cause == ExitCause::kExited && job.ProcessesStay())
     NameWhoLeft(job, fault);
-  // A process that is to blame and has not ended must not go on (a hang: its library answers for it).
-  if (fault.rank >= 0 && job.ExitOf(fault.rank) == nullptr)
+  // A process that is to blame and has not ended must not go on (a hang: its library answers for it). That a
+  // machine is silent says nothing of the first of its ranks.
+  if (fault.rank >= 0 && fault.cause != ExitCause::kLost && job.ExitOf(fault.rank) == nullptr)
     job.hung.insert(ProcessOf(*job.record.grant, fault.rank));
   const std::string message = fault.message;
   if (!IsPlanned(fault)) job.goodput.CountLoss();
@@ -298,7 +300,8 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   FindCauseOfExit75(job);
   ChargeUnlessEarned(job);
   NameTheOthers(job);
-  if (job.record.after_save != Ending::kNone) return life_.FinishAfterSave(job);
+  if (job.record.after_save != Ending::kNone)  // those that are left try again
+    return SurvivorSave::IsDue(job) ? void() : life_.FinishAfterSave(job);
   if (sizing_.GoesBack(job, now)) return;
   std::vector<PastFault> past;
   for (size_t i = 0; i < job.record.faults.size(); ++i)

@@ -45,12 +45,6 @@ GenerationGrant NextOf(const Job& job) {
   return grant;
 }
 
-// Beside its ranks. True: something would have been.
-bool StartNothing(GenerationGrant& grant) {
-  const auto is_new = [](const RankPlace& place) { return place.process.generation.value == 0; };
-  return std::erase_if(grant.waiting, is_new) > 0;
-}
-
 // Says when all that a job in place had trained is gone; empty: it is not, or the head cannot know. `stay`:
 // of its ranks, how many were ranks of the generation before. A spare that takes a place has no state.
 std::string BeginsAnewText(const Job& job, int stay) {
@@ -81,6 +75,8 @@ void KeepNotes(Job& job) {
 // Counted once a generation, so that nothing else has to look at all ranks.
 void CountPlaces(Job& job) {
   const GenerationGrant& grant = *job.record.grant;
+  job.nodes_with_ranks = {};
+  job.nodes_with_ranks = {grant.generation, job.NodesWithRanks(grant)};
   job.going_on = static_cast<int>(std::ranges::count_if(
       grant.ranks, [](const RankPlace& place) { return place.process.generation.value != 0; }));
   const int whole = job.RanksOf(grant);
@@ -256,6 +252,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   KeepNotes(job);
   job.leave.reset();
   job.paces.clear();
+  job.busy_new = 0;
   job.broken_links.clear();
   job.links_at.reset();
   life_.KeepProgress(job);

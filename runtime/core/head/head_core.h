@@ -140,6 +140,7 @@ struct HeadSnapshot {
     std::string hostname;
     NodeState state;
     bool leaving = false;
+    bool barred = false;  // leaves, is quarantined, or has a process that cannot be ended
   };
   HeadEpoch epoch;
   std::vector<Job> jobs;

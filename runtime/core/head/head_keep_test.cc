@@ -127,6 +127,37 @@ TEST_F(HeadKeepTest, WhoDoesNotComeBackIsNotWaitedForForEver) {
   EXPECT_THAT(Processes(), ElementsAre((ProcessId{{1}, 0}), ProcessId{}, (ProcessId{{2}, 2})));
 }
 
+// Of the next one it would be said that more hang than do.
+TEST_F(HeadKeepTest, WhoHungIsForgottenWithItsGeneration) {
+  Hello("1");
+  const JobId job = Submit("train 3 3 in-place");
+  StartRanks(job);
+  const auto joined = [&](uint64_t generation, int rank) {
+    RankStatus status = Step(job, generation, rank, static_cast<int64_t>(4 + generation));
+    status.state = RankState::kJoined;
+    return status;
+  };
+  FromNode("1", AgentHeartbeat{1, {joined(1, 0), joined(1, 1), joined(1, 2)}, {}});
+  Kill("1", job, 1, 2);
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
+  const auto hangs = [&](uint64_t generation, int rank, std::vector<ProcessId> kept) {
+    StartRanks(job);
+    for (int i = 0; i < 3; ++i) {
+      if (i != rank) FromNode("1", AgentHeartbeat{++heartbeats_, {joined(generation, i)}, {}});
+    }
+    sent_.clear();
+    for (int i = 0; i < 900 && Sent<Revoke>().empty(); ++i) Pass(absl::Seconds(1), {"1"});
+    ASSERT_THAT(Sent<Revoke>(), SizeIs(1)) << Status(job).at("reason");
+    EXPECT_THAT(Sent<Revoke>()[0].second.reason, ::testing::HasSubstr("its program hangs"));
+    EXPECT_THAT(Sent<Revoke>()[0].second.reason, ::testing::Not(::testing::HasSubstr("more)")));
+    FromNode("1", GenerationGone{job, {generation}, true, "", std::move(kept)});
+    for (int i = 0; i < 90 && Sent<StartGeneration>().empty(); ++i) Pass(absl::Seconds(1), {"1"});
+    ASSERT_FALSE(Sent<StartGeneration>().empty());
+  };
+  hangs(2, 1, {{{1}, 0}, {{1}, 1}, {{2}, 2}});
+  hangs(3, 0, {{{1}, 0}, {{3}, 1}, {{2}, 2}});
+}
+
 // The process of a rank that stands still is to blame: nobody takes it into the next generation.
 TEST_F(HeadKeepTest, AHungProcessThatIsEndedDoesNotGoOn_P16) {
   Hello("1");

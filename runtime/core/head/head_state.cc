@@ -302,7 +302,8 @@ HeadSnapshot HeadState::Snapshot() const {
     snapshot.jobs.push_back(std::move(job));
   }
   for (const auto& [id, node] : model_.nodes) {
-    snapshot.nodes.push_back({id, node.record.hostname, node.state, node.Leaving()});
+    snapshot.nodes.push_back({id, node.record.hostname, node.state, node.Leaving(),
+                              node.Leaving() || node.quarantined_until || node.record.unclean});
   }
   return snapshot;
 }

@@ -159,6 +159,7 @@ void HeadTestWorld::Hello(const std::string& node, int cpus, std::vector<HeldGen
   hello.address = "10.0.0." + node;
   hello.inventory.cpus = cpus;
   hello.inventory.memory_bytes = uint64_t{8} << 30;
+  for (int i = 0; i < gpus_hello_; ++i) hello.inventory.gpus.push_back({absl::StrCat(node, "-", i), "A100"});
   hello.free_ports = {25000, 25001, 25002};
   hello.held = std::move(held);
   hello.kept = kept_hello_;

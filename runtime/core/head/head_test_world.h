@@ -72,6 +72,7 @@ class HeadTestWorld : public ::testing::Test {
   std::string RouteOf(const std::string& node);
 
   std::vector<KeptProcesses> kept_hello_;                           // what the next Hello says that waits
+  int gpus_hello_ = 0;                                              // GPUs of a machine that says Hello
   std::map<std::string, std::pair<std::string, int>> connections_;  // incarnation, number
   HeadConfig config_;
   ManualClock clock_;

@@ -42,12 +42,18 @@ const GenerationGrant* Job::GrantOf(Generation generation) const {
   return before == past.end() ? nullptr : &before->second;
 }
 
+int Job::NodesWithRanks(const GenerationGrant& grant) const {
+  if (record.grant && &grant == &*record.grant && grant.generation == nodes_with_ranks.first)
+    return nodes_with_ranks.second;
+  std::set<NodeId> nodes;
+  for (const RankPlace& place : grant.ranks) nodes.insert(place.node);
+  return static_cast<int>(nodes.size());
+}
+
 int Job::SizeOf(const GenerationGrant& grant) const {
   int ranks = static_cast<int>(grant.ranks.size()), all = ranks + static_cast<int>(grant.waiting.size());
   if (demand.count_nodes) {
-    std::set<NodeId> of_ranks;
-    for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
-    ranks = static_cast<int>(of_ranks.size()), all = static_cast<int>(grant.nodes.size());
+    ranks = NodesWithRanks(grant), all = static_cast<int>(grant.nodes.size());
   }
   // What waits and is neither to join them nor a spare is too much.
   const int surplus = std::max(0, all - std::max(ranks, demand.max) - Spares());

@@ -115,10 +115,12 @@ struct Job {
   // with each change, so that a round of n ranks costs n log n here and not n * n.
   std::map<int64_t, int> steps;
   int not_started = 0;
-  int going_on = 0;   // of its ranks, processes of the generation before
-  int coming_up = 0;  // ranks that are to join it
-  int joined = 0;     // of its ranks, as often as they have
-  int per_node = 1;   // of a job that counts nodes
+  int going_on = 0;                             // of its ranks, processes of the generation before
+  int coming_up = 0;                            // ranks that are to join it
+  int joined = 0;                               // of its ranks, as often as they have
+  int per_node = 1;                             // of a job that counts nodes
+  int busy_new = 0;                             // ranks that have something new to compare nodes by
+  std::pair<Generation, int> nodes_with_ranks;  // of that generation's grant
   GoodputLedger goodput;
   std::optional<Exchange> exchange;
   std::optional<Instant> start_deadline;   // all ranks started
@@ -216,6 +218,7 @@ struct Job {
   int Spares() const { return (spec.spares + demand.unit - 1) / demand.unit * demand.unit; }
   // The number of ranks or of nodes, whichever the job file counts, with those that are to join them.
   int SizeOf(const GenerationGrant& grant) const;
+  int NodesWithRanks(const GenerationGrant& grant) const;
   int RanksOf(const GenerationGrant& grant) const;  // that, in ranks
   int Size() const { return SizeOf(*record.grant); }
   absl::Duration RunTime(Instant now) const {

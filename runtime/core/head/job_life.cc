@@ -307,7 +307,9 @@ void JobLife::FinishSaved(Job& job, Ending ending, std::string reason) {
   GT_CHECK(ending == Ending::kFail || ending == Ending::kCancel);
   job.record.after_save = ending;
   job.record.after_save_reason = Shortened(std::move(reason), kReasonBytesMax);
-  if (!SurvivorSave::IsDue(job) || recovery_.AwaitsWord(job.record.id)) return FinishAfterSave(job);
+  const bool may_be_due = SurvivorSave::MayBeDue(job) && recovery_.AwaitsHello(job);
+  if ((!SurvivorSave::IsDue(job) && !may_be_due) || recovery_.AwaitsWord(job.record.id))
+    return FinishAfterSave(job);
   if (ending == Ending::kFail) job.record.exit_code = ExitCodeOf(job.record);
   GT_PROBE("head.saves_before_the_end");
   job.not_before.reset();

@@ -184,6 +184,16 @@ void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& gran
   Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
 }
 
+bool StartNothing(GenerationGrant& grant) {
+  const auto is_new = [](const RankPlace& place) { return place.process.generation.value == 0; };
+  if (std::erase_if(grant.waiting, is_new) == 0) return false;
+  // The head knows those that are left by their numbers, and these follow one another.
+  std::map<NodeId, int> of_node;
+  Number(grant.ranks, 0, of_node);
+  Number(grant.waiting, static_cast<int>(grant.ranks.size()), of_node);
+  return true;
+}
+
 std::set<ProcessId> MembersOfGrant(const GenerationGrant& grant) {
   std::set<ProcessId> members;
   for (const RankPlace& place : grant.ranks) members.insert(ProcessOf(grant, place.rank));

@@ -19,6 +19,10 @@ namespace gtrain::core {
 // Sets `ranks`, `waiting` and `world_size` of the grant that follows the newest of the job.
 void Divide(const Job& job, std::vector<RankPlace> places, GenerationGrant& grant);
 
+// Nothing is started beside the ranks of the grant: only who is on its way already. True: something would
+// have been.
+bool StartNothing(GenerationGrant& grant);
+
 // The processes that are its members.
 std::set<ProcessId> MembersOfGrant(const GenerationGrant& grant);
 

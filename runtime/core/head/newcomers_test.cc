@@ -525,6 +525,25 @@ TEST_F(NewcomersTest, WhoDoesNotComeUpInTimeIsStartedAnew) {
   EXPECT_THAT(Processes(Newest().waiting), ElementsAre(ProcessId{}));
 }
 
+// A process that never comes up would begin its time anew with each generation that it waits through.
+TEST_F(NewcomersTest, WhoComesUpIsAsOldAsBeforeInTheNextGeneration) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  StartRanks(job);
+  IsNow("1", job, 2, 3, RankState::kRunning);
+  Steps(job, 2, 8);
+  AllJoin(job);
+  Pass(absl::Minutes(40), {"1", "2"});
+  Kill("1", job, 2, 0);
+  FromNode("1", GenerationGone{job, {2}, true, "", {}, {{{2}, 3}}});
+  FromNode("2", GenerationGone{job, {2}, true, "", {{{1}, 2}, {{1}, 3}}});
+  ASSERT_THAT(Processes(Newest().waiting), UnorderedElementsAre(ProcessId{{2}, 3}, ProcessId{}));
+  StartRanks(job);
+  Steps(job, 3, 10);
+  AllJoin(job);
+  Pass(absl::Minutes(21), {"1", "2"});
+  EXPECT_THAT(Events(job, "newcomer"), ElementsAre(HasSubstr("has not come up within 1h")));
+}
+
 TEST_F(NewcomersTest, ASpareTakesThePlaceAtOnce) {
   const JobId job = TwoAndASpare();
   const std::string spare = Newest().waiting[0].node.value, first = Newest().ranks[0].node.value;
@@ -655,6 +674,34 @@ TEST_F(NewcomersTest, AKillDoesNotThrowAJobWithSparesBack) {
   gone(3, 0);
   EXPECT_EQ(Status(job).at("restarts"), 1) << "charged, and no other size";
   EXPECT_THAT(Status(job).at("reason").get<std::string>(), ::testing::Not(HasSubstr("goes back")));
+}
+
+// A program that always ends would interrupt the others four times a minute for ever.
+TEST_F(NewcomersTest, WhatEndsAgainAndAgainIsStartedLessAndLessOften) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  const auto ends = [&] {
+    StartRanks(job);
+    AllJoin(job);
+    const GenerationGrant last = Newest();
+    Steps(job, last.generation.value, static_cast<int64_t>(6 + last.generation.value));
+    ASSERT_THAT(last.waiting, SizeIs(1));
+    sent_.clear();
+    FromNode("1", RankExited{Exit(job, last.generation.value, 3, 1, "ImportError")});
+    last_ = last;
+  };
+  const auto again = [&] {
+    FromNode("1", GenerationGone{job, last_.generation, true, "", {{{1}, 1}}});
+    FromNode("2", GenerationGone{job, last_.generation, true, "", {{{1}, 2}, {{1}, 3}}});
+  };
+  ends();
+  Pass(absl::Seconds(17), {"1", "2"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  again();
+  ends();
+  Pass(absl::Seconds(25), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(10), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2));
 }
 
 // Who runs is not interrupted for the sake of a machine that may be lost.

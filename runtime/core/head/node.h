@@ -54,8 +54,9 @@ struct Node {
 
   // Why it takes no ranks; empty: it does.
   std::string WhyUnusable() const;
-  bool Usable() const {
-    return welcomed && state == NodeState::kAlive && !record.unclean && !quarantined_until && !Leaving();
+  bool Usable() const { return UsableUntilItLeaves() && !Leaving(); }
+  bool UsableUntilItLeaves() const {
+    return welcomed && state == NodeState::kAlive && !record.unclean && !quarantined_until;
   }
 };
 

@@ -127,14 +127,14 @@ void Placer::CheckViews() {
   views_key_ = std::move(key);
 }
 
-std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting) const {
+std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting, bool on_leaving) const {
   std::vector<plan::NodeView> views;
   std::map<NodeId, plan::NodeView*> by_node;
   views.reserve(model_.nodes.size());
   for (const auto& [id, node] : model_.nodes) {
     if (!node.welcomed || node.state == NodeState::kDead) continue;
     plan::NodeView& view = views.emplace_back(ViewOf(node.record));
-    view.unusable = node.WhyUnusable();
+    if (!on_leaving || !node.UsableUntilItLeaves()) view.unusable = node.WhyUnusable();
     by_node[id] = &view;
   }
   for (const AvoidedNode& avoided : wanting.record.avoided) {
@@ -161,7 +161,7 @@ std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting) const {
   return views;
 }
 
-plan::Placement Placer::PlacementFor(const Job& job) const {
+plan::Placement Placer::PlacementFor(const Job& job, bool on_leaving) const {
   plan::Demand demand = job.demand;
   const GenerationGrant* last = job.record.grant ? &*job.record.grant : nullptr;
   if (const GenerationGrant* worked = job.GrantOf(job.sizing.worked);
@@ -180,8 +180,8 @@ plan::Placement Placer::PlacementFor(const Job& job) const {
     for (const RankPlace& place : last->waiting) demand.previous.push_back(place.node);
     if (!last->waiting.empty()) SortByNode(*last, demand.previous);
   }
-  if (!TakesPart(job)) return plan::Place(views_, demand);
-  const std::vector<plan::NodeView> views = ViewsWithout(job);
+  if (!TakesPart(job) && !on_leaving) return plan::Place(views_, demand);
+  const std::vector<plan::NodeView> views = ViewsWithout(job, on_leaving);
   demand.waiting = WaitingOf(job, views);
   return plan::Place(views, demand);
 }

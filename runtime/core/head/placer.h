@@ -20,7 +20,8 @@ class Placer {
 
   // Brings the views up to date. It must come before PlacementFor and PlacementAlone.
   void CheckViews();
-  plan::Placement PlacementFor(const Job& job) const;
+  // `on_leaving`: also on machines that are about to leave.
+  plan::Placement PlacementFor(const Job& job, bool on_leaving = false) const;
   plan::Placement PlacementAlone(const Job& job) const;  // as if no other job held anything
 
  private:
@@ -45,7 +46,7 @@ class Placer {
 
   static bool TakesPart(const Job& job);
   ViewsKey CurrentViewsKey() const;
-  std::vector<plan::NodeView> ViewsWithout(const Job& wanting) const;
+  std::vector<plan::NodeView> ViewsWithout(const Job& wanting, bool on_leaving = false) const;
 
   HeadModel& model_;
   ViewsKey views_key_;

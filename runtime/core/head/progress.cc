@@ -7,7 +7,9 @@
 #include "runtime/core/head/progress.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -35,9 +37,23 @@ constexpr double kSlowBusy = 0.5;  // who waits itself half of the time holds no
 constexpr double kBusyMin = 0.01;  // of the others: bounds the score
 constexpr int kComparisons = 3;
 
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
+// A checkpoint is committed when all ranks have saved it, also one of which nothing is heard meanwhile. Only
+// there are its steps known to be those that ranks report.
+int64_t CommittedStep(const Job& job) {
+  const bool of_these = job.spec.in_place && job.record.sdk && job.checkpointed && job.checkpoint &&
+                        job.checkpoint->generation == job.record.generation;
+  return of_these ? job.checkpoint->step : std::numeric_limits<int64_t>::min();
+}
+
+// The median of all values but these, which are some of them; both are sorted. O(own log all).
+double MedianWithout(const std::vector<double>& all, const std::vector<double>& own) {
+  size_t at = (all.size() - own.size()) / 2, equal = 0;
+  for (size_t i = 0; i < own.size(); ++i) {
+    equal = i > 0 && own[i] == own[i - 1] ? equal + 1 : 0;
+    const auto place = static_cast<size_t>(std::ranges::lower_bound(all, own[i]) - all.begin()) + equal;
+    if (place <= at) ++at;
+  }
+  return all[at];
 }
 
 // Ranks report at different moments of a step, and their agents once a second, so only a stretch of many
@@ -71,7 +87,7 @@ bool Progress::AllBeganAnew(Job& job) {
 // The job is where its slowest running rank is.
 void Progress::UpdateProgress(Job& job, Instant now) {
   if (job.steps.empty()) return;
-  const int64_t low = job.steps.begin()->first;
+  const int64_t low = std::max(job.steps.begin()->first, CommittedStep(job));
   if (job.low_step && low == *job.low_step) return;
   const bool fell = job.low_step && low < *job.low_step;
   if (fell && !AllBeganAnew(job)) return;
@@ -110,9 +126,10 @@ void Progress::MeasurePace(Job& job, RankLive& rank) {
   const double waited = *status.waited_seconds - *from->waited_seconds;
   const double busy = 1 - waited / stretch;
   rank.busy = busy >= 0 ? std::min(busy, 1.0) : 0.0;  // what is no number is 0
-  rank.busy_new = true;
+  if (!std::exchange(rank.busy_new, true)) ++job.busy_new;
   rank.pace_from = status;
-  ComparePaces(job);
+  // Else each of n ranks would look at all others.
+  if (job.busy_new >= static_cast<int>(job.ranks.size() - job.record.exits.size())) ComparePaces(job);
 }
 
 // Once each rank that still runs has something new to say.
@@ -124,15 +141,18 @@ void Progress::ComparePaces(Job& job) {
     busy[place.node].push_back(*job.ranks[place.rank].busy);
   }
   for (RankLive& rank : job.ranks) rank.busy_new = false;
+  job.busy_new = 0;
   if (busy.size() < 2) return;
+  std::vector<double> all;
+  for (auto& [node, own] : busy) {
+    std::ranges::sort(own);
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  std::ranges::sort(all);
   for (const auto& [node, own] : busy) {
-    std::vector<double> others;
-    for (const auto& [other, theirs] : busy) {
-      if (other != node) others.insert(others.end(), theirs.begin(), theirs.end());
-    }
     NodePace& pace = job.paces[node];
-    const double mine = Median(own);
-    pace.score = mine / std::max(kBusyMin, Median(std::move(others)));
+    const double mine = own[own.size() / 2];
+    pace.score = mine / std::max(kBusyMin, MedianWithout(all, own));
     const bool slow = pace.score >= (pace.slow ? kWellScore : kSlowScore) && mine >= kSlowBusy;
     pace.above = slow ? std::max(pace.above, 0) + 1 : std::min(pace.above, 0) - 1;
     if (pace.slow ? pace.above > -kComparisons : pace.above < kComparisons) continue;

@@ -243,7 +243,9 @@ void RankNews::OnExchange(const NodeId& node, const ExchangePart& part) {
   }
   if (progress->table == nullptr && progress->repeated) return SayWhoIsMissing(*job, node, part.sequence);
   if (progress->table == nullptr) return;
-  const ExchangeTable table{model_.epoch(), part.job, part.generation, part.sequence, *progress->table};
+  // Held once for all nodes: it is as long as the job has ranks.
+  const SharedMessage table =
+      ExchangeTable{model_.epoch(), part.job, part.generation, part.sequence, *progress->table};
   if (!progress->just_completed) GT_PROBE("head.exchange_answered_again");
   if (!progress->just_completed) return context_.Send(node, SendKind::kReply, table);
   for (const NodePlace& place : job->record.grant->nodes) context_.Send(place.node, SendKind::kReply, table);
@@ -282,6 +284,7 @@ void RankNews::OnCheckpoint(const NodeId& node, const CheckpointReport& report) 
       CheckpointRecord{report.job, report.generation, report.timeline, report.step, report.manifest, count};
   context_.Write(*job->checkpoint);
   job->notes_before.erase(kStorageNote);
+  progress_.UpdateProgress(*job, context_.step_at());
   context_.Emit(*job, "checkpoint", absl::StrCat("checkpoint of step ", report.step, " is committed"));
   context_.Dirty(*job);
   if (count == 1) sizing_.SayHowItRuns(*job);

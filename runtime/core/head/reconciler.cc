@@ -57,7 +57,10 @@ void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarna
       GT_PROBE("head.repeated_hello");
       continue;
     }
-    if (!described.contains(id)) ReconcileJob(model_.jobs.at(id), node, here, new_incarnation, now);
+    const auto kept = std::ranges::find(hello.kept, id, &KeptProcesses::job);
+    if (!described.contains(id))
+      ReconcileJob(model_.jobs.at(id), node, here, kept == hello.kept.end() ? nullptr : &*kept,
+                   new_incarnation, now);
   }
   for (const HeldGeneration* generation : over) {
     EndForgotten(node.record.id, *generation, model_.FindJob(generation->job) != nullptr);
@@ -68,6 +71,10 @@ void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarna
 // A head that restarted knows of no process that waits, and of an agent that restarted nobody knows what it
 // has said.
 void Reconciler::TakeKept(const NodeId& node, const AgentHello& hello) {
+  for (Job* job : model_.LiveJobs()) {  // a machine that restarted has none
+    job->kept.erase(node);
+    job->coming.erase(node);
+  }
   for (const KeptProcesses& kept : hello.kept) {
     Job* job = model_.FindJob(kept.job);
     if (job != nullptr && !IsFinal(job->record.state)) {
@@ -111,8 +118,8 @@ void Reconciler::FinishUnrecordedStop(Job& job, const NodeId& node, const Held& 
                     now);
 }
 
-void Reconciler::ReconcileJob(Job& job, const Node& node, const Held& held, bool new_incarnation,
-                              Instant now) {
+void Reconciler::ReconcileJob(Job& job, const Node& node, const Held& held, const KeptProcesses* kept,
+                              bool new_incarnation, Instant now) {
   const NodeId& id = node.record.id;
   const bool was_ending = job.Unreleased(id);
   FinishUnrecordedStop(job, id, held, now);
@@ -133,12 +140,13 @@ void Reconciler::ReconcileJob(Job& job, const Node& node, const Held& held, bool
     return;
   }
   if (holds_over) life_.ResendEnding(job, id, now);
-  if (job.Live() && job.HoldsNode(id)) ReconcileNewest(job, node, held, new_incarnation, holds_over, now);
+  if (job.Live() && job.HoldsNode(id))
+    ReconcileNewest(job, node, held, kept, new_incarnation, holds_over, now);
 }
 
 // The generation that the job is granted, of which this node is part.
-void Reconciler::ReconcileNewest(Job& job, const Node& node, const Held& held, bool new_incarnation,
-                                 bool holds_over, Instant now) {
+void Reconciler::ReconcileNewest(Job& job, const Node& node, const Held& held, const KeptProcesses* kept,
+                                 bool new_incarnation, bool holds_over, Instant now) {
   const NodeId& id = node.record.id;
   const auto saw_revoke = [&](const HeldGeneration* generation) {
     return generation->revoked >= job.record.generation;
@@ -146,13 +154,12 @@ void Reconciler::ReconcileNewest(Job& job, const Node& node, const Held& held, b
   if (std::ranges::any_of(held, saw_revoke)) {
     GT_PROBE("head.finishes_unrecorded_revoke");
     // A head before us revoked this and died before writing it down: finish what it began.
-    return life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
-                             "a generation was revoked by a head that ended before it could say so", now);
+    return FinishUnrecordedRevoke(job, now);
   }
   const bool holds_it = std::ranges::any_of(held, [&](const HeldGeneration* generation) {
     return generation->generation == job.record.generation;
   });
-  if (!holds_it) return SettleMissing(job, node, new_incarnation, holds_over, now);
+  if (!holds_it) return SettleMissing(job, node, kept, new_incarnation, holds_over, now);
   for (const HeldGeneration* generation : held) {
     if (generation->generation == job.record.generation) newcomers_.OnHeld(job, id, *generation, now);
   }
@@ -163,9 +170,14 @@ void Reconciler::ReconcileNewest(Job& job, const Node& node, const Held& held, b
   ranks_.SayWhoLeft(job, &id);
 }
 
+void Reconciler::FinishUnrecordedRevoke(Job& job, Instant now) {
+  life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
+                    "a generation was revoked by a head that ended before it could say so", now);
+}
+
 // It holds nothing of a generation of which it should run ranks.
-void Reconciler::SettleMissing(Job& job, const Node& node, bool new_incarnation, bool holds_over,
-                               Instant now) {
+void Reconciler::SettleMissing(Job& job, const Node& node, const KeptProcesses* kept, bool new_incarnation,
+                               bool holds_over, Instant now) {
   const NodeId& id = node.record.id;
   bool missing = false, started = new_incarnation || job.record.state == JobState::kRunning;
   for (const RankPlace& place : job.record.grant->ranks) {
@@ -174,6 +186,14 @@ void Reconciler::SettleMissing(Job& job, const Node& node, bool new_incarnation,
     started = started || job.ranks[place.rank].started;
   }
   if (!missing) return SettleMissingBeside(job, node, now);
+  if (kept != nullptr && job.record.state == JobState::kRunning) {
+    // Its ranks ran and wait now for the next generation, so this one was revoked, and the node has told the
+    // head that died.
+    GT_PROBE("head.finishes_unrecorded_revoke_of_who_waits");
+    FinishUnrecordedRevoke(job, now);
+    std::tie(job.kept[id], job.coming[id]) = std::tie(kept->processes, kept->coming);
+    return life_.Release(job, id, now);
+  }
   if (!recovery_.Settled(now)) return recovery_.JudgeLater(job.record.id, id);
   if (!started) GT_PROBE("head.grants_again");
   if (!started) return grants_.SendGrant(job, {id});  // it was lost with the connection

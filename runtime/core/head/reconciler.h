@@ -32,16 +32,20 @@ class Reconciler {
   void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated, Instant now);
   // `held` has every generation of the job that has anything left on this node.
   using Held = std::vector<const HeldGeneration*>;
-  void ReconcileJob(Job& job, const Node& node, const Held& held, bool new_incarnation, Instant now);
+  // `kept`, which may be null, are processes of it that wait there.
+  void ReconcileJob(Job& job, const Node& node, const Held& held, const KeptProcesses* kept,
+                    bool new_incarnation, Instant now);
   void TakeKept(const NodeId& node, const AgentHello& hello);
   // The job is over or was never ours: its exits are acknowledged, and everything of it is ended.
   void EndForgotten(const NodeId& node, const HeldGeneration& held, bool known);
 
  private:
   void FinishUnrecordedStop(Job& job, const NodeId& node, const Held& held, Instant now);
-  void ReconcileNewest(Job& job, const Node& node, const Held& held, bool new_incarnation, bool holds_over,
-                       Instant now);
-  void SettleMissing(Job& job, const Node& node, bool new_incarnation, bool holds_over, Instant now);
+  void FinishUnrecordedRevoke(Job& job, Instant now);
+  void ReconcileNewest(Job& job, const Node& node, const Held& held, const KeptProcesses* kept,
+                       bool new_incarnation, bool holds_over, Instant now);
+  void SettleMissing(Job& job, const Node& node, const KeptProcesses* kept, bool new_incarnation,
+                     bool holds_over, Instant now);
   void SettleMissingBeside(Job& job, const Node& node, Instant now);
 
   HeadContext& context_;

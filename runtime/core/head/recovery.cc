@@ -109,6 +109,7 @@ void Recovery::Adopt(Job& job, Instant now) {
   life_.TakeSpec(job, *std::move(spec));
   if (job.record.grant) {
     grants_.ResetLive(job, now);
+    job.checkpointed = job.checkpoint && job.checkpoint->generation == job.record.generation;
     ExpectNodes(*job.record.grant, now);
   }
   job.avoided_until.assign(job.record.avoided.size(), now + config_.avoid_for);
@@ -122,6 +123,7 @@ void Recovery::Adopt(Job& job, Instant now) {
   if (job.record.state == JobState::kRunning) {
     for (RankLive& rank : job.ranks) job.SetStarted(rank);
     job.start_deadline.reset();
+    job.running_since = now;
   }
   if (job.start_deadline) *job.start_deadline = *job.start_deadline + config_.rejoin_window;
   if (job.return_deadline) *job.return_deadline = *job.return_deadline + config_.rejoin_window;
@@ -214,7 +216,7 @@ void Recovery::OnDescribed(Node& node, const GenerationDescribed& described, Ins
     if (job->granted_here) return RevokeStray(*job, id, held, now);
     TakeGeneration(*job, described, now);
   }
-  reconciler_.ReconcileJob(*job, node, {&held}, false, now);
+  reconciler_.ReconcileJob(*job, node, {&held}, nullptr, false, now);
   if (described.grant.newest && Proven(described.seal)) ranks_.TakeNewest(*job, *described.grant.newest);
   if (described.checkpoint) ranks_.OnCheckpoint(id, *described.checkpoint);
 }
@@ -251,6 +253,14 @@ void Recovery::AwaitWord(const Node& node, const GenerationDescribed& described)
       node.record.hostname, " holds generation ", held.generation.value, " of ", held.job.value,
       ", granted by a version that proved no grants: it runs on and is not taken up. If you trust "
       "that machine, stop this head, say gtrain head recover --accept-unsealed, and start it again"));
+}
+
+bool Recovery::AwaitsHello(const Job& job) const {
+  if (!job.spec.in_place || !job.record.grant || job.granted_here || job.Live()) return false;
+  return std::ranges::any_of(job.record.grant->nodes, [&](const NodePlace& place) {
+    const auto node = model_.nodes.find(place.node);
+    return node != model_.nodes.end() && !node->second.welcomed && node->second.state != NodeState::kDead;
+  });
 }
 
 bool Recovery::AwaitsWord(const JobId& job) const {
@@ -389,7 +399,7 @@ void Recovery::RecoveryTimers(Instant now) {
       Job* job = model_.FindJob(job_id);
       const auto node = model_.nodes.find(node_id);
       if (job == nullptr || IsFinal(job->record.state) || node == model_.nodes.end()) continue;
-      reconciler_.ReconcileJob(*job, node->second, {}, false, now);
+      reconciler_.ReconcileJob(*job, node->second, {}, nullptr, false, now);
       model_.schedule = true;
     }
   }

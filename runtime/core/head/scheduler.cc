@@ -6,12 +6,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/head/directories.h"
 #include "runtime/core/head/gang.h"
 #include "runtime/core/head/grants.h"
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/job_timers.h"
+#include "runtime/core/head/members.h"
 #include "runtime/core/head/placer.h"
 #include "runtime/core/head/recovery.h"
 #include "runtime/core/head/sizing.h"
@@ -24,6 +26,14 @@ namespace {
 // keep the head from hearing the next. So there at most one pass over all of them is made in this time.
 constexpr size_t kManyNodes = 64;
 constexpr absl::Duration kPassEvery = absl::Milliseconds(100);
+
+// All of its processes would be new ones.
+bool NobodyGoesOn(const Job& job, const plan::Placement& placement) {
+  GenerationGrant trial;
+  Divide(job, ToRankPlaces(placement), trial);
+  return std::ranges::none_of(trial.ranks,
+                              [](const RankPlace& place) { return place.process.generation.value != 0; });
+}
 
 }  // namespace
 
@@ -63,7 +73,7 @@ void Scheduler::Schedule(Instant now) {
   std::vector<Job*> wanting;
   for (Job* job : candidates) {
     if (job->Wanting() && (!job->not_before || *job->not_before <= now) &&
-        !recovery_.AwaitsWord(job->record.id))
+        !recovery_.AwaitsWord(job->record.id) && !recovery_.AwaitsHello(*job))
       wanting.push_back(job);
   }
   std::stable_sort(wanting.begin(), wanting.end(),
@@ -80,13 +90,20 @@ void Scheduler::Schedule(Instant now) {
 bool Scheduler::TryPlace(Job& job, Instant now) {
   if (timers_.EndIfItsTimeIsUp(job, now)) return true;
   if (job.record.after_save != Ending::kNone) {
-    if (!save_.Begin(job, now)) life_.FinishAfterSave(job);
+    if (save_.Begin(job, now)) return true;
+    if (SurvivorSave::IsDue(job) && save_.AwaitsAgent(job)) return false;
+    life_.FinishAfterSave(job);
     return true;
   }
   const plan::Placement placement = placer_.PlacementFor(job);
   if (!placement.placed) {
     if (save_.Begin(job, now)) return true;
     NotPlaced(job, placement, now);
+    return false;
+  }
+  if (save_.AwaitsAgent(job) && NobodyGoesOn(job, placement)) {
+    // What it has in memory is worth the few seconds until that agent is back or given up.
+    GT_PROBE("head.awaits_who_has_the_state");
     return false;
   }
   if (!directories_.DirectoryIsFree(job, now))

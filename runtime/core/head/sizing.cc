@@ -197,8 +197,7 @@ std::optional<Instant> Sizing::GrowsInPlaceAt(const Job& job) const {
   if (!job.sizing.room_since || !job.Live() || job.record.state != JobState::kRunning || !job.low_step ||
       job.Size() >= job.demand.max || job.leave || !job.ProcessesStay())
     return std::nullopt;
-  if (std::ranges::any_of(job.waiting, [](const WaitingRank& one) { return !one.over; }) &&
-      job.RanksOf(*job.record.grant) > job.record.grant->world_size)
+  if (job.coming_up > 0 && std::ranges::any_of(job.waiting, [](const WaitingRank& one) { return !one.over; }))
     return std::nullopt;
   return std::max(*job.sizing.room_since + config_.grow_in_place_after, job.sizing.look_again_at);
 }
@@ -351,8 +350,9 @@ void Sizing::GoBack(Job& job, const std::vector<const RankPlace*>& places, int s
   if (failed > had) {
     std::vector<NodeId> nodes;
     for (const NodePlace& place : job.record.grant->nodes) nodes.push_back(place.node);
+    // Until it has grown again the size that it wants is that of the last time that it went back.
+    if (!sizing.failed) sizing.wish = job.record.size_wanted;
     sizing.failed = Tried(failed, nodes);
-    sizing.wish = job.record.size_wanted;
     const absl::Duration wait = config_.grow_again_after * (1 << std::min(sizing.failures++, kDoublingsMax));
     sizing.again_at = now + wait;
     after = absl::StrCat("; for ", PrintDuration(wait), " it does not grow by itself");
@@ -510,7 +510,8 @@ absl::StatusOr<std::string> Sizing::Scale(const Peer& peer, const ClientScale& s
   Job* job = model_.FindJob(scale.job);
   if (job == nullptr) return absl::InvalidArgumentError("the request names no job");
   JobRecord& record = job->record;
-  if (IsFinal(record.state) || (record.ending != Ending::kNone && record.ending != Ending::kReform)) {
+  if (IsFinal(record.state) || (record.ending != Ending::kNone && record.ending != Ending::kReform &&
+                                record.ending != Ending::kReplace)) {
     return absl::FailedPreconditionError(
         absl::StrCat(record.id.value, " is over or ending: ", Name(record.state), ", ", record.reason));
   }

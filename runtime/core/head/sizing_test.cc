@@ -275,6 +275,26 @@ TEST_F(ResizeTest, AMachineThatRefusesTheNumberIsNotAvoided) {
   EXPECT_THAT(Why(job), HasSubstr("it goes back to 4 ranks: rank 0 on host-1: could not be started (" + why));
 }
 
+// It goes back to its places once: what has moved since stays where it is.
+TEST_F(ResizeTest, WhatWentBackOnceStaysWhereItIsLater) {
+  const JobId job = Grown("train 1 3 one-per-node");
+  StartRanks(job);
+  FromNode("2", RankExited{Exit(job, 2, 1, 1, "WORLD_SIZE is 2")});
+  Gone(job, 2, {"1", "2"});
+  ASSERT_THAT(NodesOf(job), ElementsAre("1"));
+  StartRanks(job);
+  Commit(job, 30, 3);
+  Pass(absl::Seconds(15), {"2"});
+  ASSERT_THAT(NodesOf(job), ElementsAre("2"));
+  StartRanks(job);
+  Hello("1", 4, {}, "2");
+  FromNode("2", RankExited{Exit(job, 4, 0, 1, "another error")});
+  Gone(job, 4, {"2"});
+  Pass(absl::Seconds(10), {"1", "2"});
+  ASSERT_EQ(Stored(job).generation.value, 5u);
+  EXPECT_THAT(NodesOf(job), ElementsAre("2"));
+}
+
 TEST_F(ResizeTest, ARestartThatGrowsOnTheWayGoesBackToo) {
   const JobId job = Train("train 1 3 one-per-node");
   FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, 1, 0, 5)}, {}});

@@ -79,6 +79,15 @@ std::string RanksText(const std::vector<int>& ranks) {
                       cut ? ", ..." : "");
 }
 
+// A generation in which processes go on begins with what they have: who is new to it has loaded before, and
+// gets the state before its first step. So that is not what `startup` is for.
+absl::Duration StallLimit(const Job& job) {
+  constexpr int kHandOver = 10;  // limits, in place of one
+  const spec::Progress& progress = job.spec.progress;
+  if (job.low_step) return progress.stall;
+  return job.going_on > 0 ? std::min(progress.startup, kHandOver * progress.stall) : progress.startup;
+}
+
 std::string WaitText(const Waiting& waiting) {
   const std::string verb = absl::StartsWith(waiting.function, "stopped ") ? "" : "blocked in ";
   return absl::StrCat(waiting.ranks.size() == 1 ? " is " : " are ", verb, waiting.function);
@@ -92,9 +101,7 @@ Stalls::Stalls(HeadContext& context, HeadModel& model, Faults& faults, Queries& 
 // Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit,
 // some may have stepped in time whose word is still on its way.
 Instant Stalls::StallVerdictAt(const Job& job) const {
-  const spec::Progress& progress = job.spec.progress;
-  return *job.progress_at + (job.low_step ? progress.stall : progress.startup) +
-         2 * config_.heartbeat_interval;
+  return *job.progress_at + StallLimit(job) + 2 * config_.heartbeat_interval;
 }
 
 void Stalls::CheckStalls(Job& job, Instant now) {
@@ -250,7 +257,7 @@ std::pair<int, std::string> Stalls::Culprit(const Job& job) const {
 void Stalls::CheckSteps(Job& job, Instant now) {
   const spec::Progress& progress = job.spec.progress;
   if (!job.low_step && progress.step.empty() && progress.on_stall != spec::OnStall::kKill) return;
-  const absl::Duration limit = job.low_step ? progress.stall : progress.startup;
+  const absl::Duration limit = StallLimit(job);
   if (now < StallVerdictAt(job)) return;
   const auto [culprit, who] = Culprit(job);
   if (culprit < 0) return;

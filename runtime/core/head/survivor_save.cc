@@ -22,7 +22,10 @@ constexpr absl::Duration kSaveBy = absl::Minutes(3);
 // The newest step that a rank has told.
 std::optional<int64_t> StepOf(const Job& job) {
   if (job.low_step) return job.low_step;
-  return job.top_step ? job.top_step : job.record.last_step;
+  if (job.top_step) return job.top_step;
+  const std::optional<int64_t> lost =  // all that a new head has of a generation that ended before it
+      job.record.faults.empty() ? std::nullopt : job.record.faults.back().step;
+  return std::max(lost, job.record.last_step);
 }
 
 // Members of the newest generation that wait.
@@ -36,6 +39,14 @@ std::vector<const RankPlace*> WhoWaits(const Job& job) {
     if (wait.contains(process) && !job.hung.contains(process)) who.push_back(&place);
   }
   return who;
+}
+
+// It has fewer processes than the generation that was to save: what ended that was another loss, and of those
+// there are no more than ranks.
+bool LostSomebody(const Job& job) {
+  size_t wait = 0;
+  for (const auto& [node, there] : job.kept) wait += there.size();
+  return wait < job.record.grant->ranks.size();
 }
 
 // How many of them are whole copies of the model.
@@ -67,13 +78,25 @@ bool AllJoined(const Job& job) {
 
 }  // namespace
 
-bool SurvivorSave::IsDue(const Job& job) {
-  if (!job.spec.in_place || !job.record.grant || job.kept.empty()) return false;
-  if (job.record.saves) return false;                         // it has been tried
+bool SurvivorSave::MayBeDue(const Job& job) {
+  if (!job.spec.in_place || !job.record.grant) return false;
+  if (job.record.saves && !LostSomebody(job)) return false;   // it has been tried
   if (!job.checkpoint && job.location.empty()) return false;  // it saves nothing
-  if (!job.record.faults.empty() && job.record.faults.back().kind == FaultKind::kStorage) return false;
+  return job.record.faults.empty() || job.record.faults.back().kind != FaultKind::kStorage;
+}
+
+bool SurvivorSave::IsDue(const Job& job) {
+  if (!MayBeDue(job) || job.kept.empty()) return false;
   const std::optional<int64_t> step = StepOf(job);
   return step && (!job.checkpoint || job.checkpoint->step < *step) && RanksOf(job, WhoWaits(job)) > 0;
+}
+
+bool SurvivorSave::AwaitsAgent(const Job& job) const {
+  return std::ranges::any_of(job.kept, [&](const auto& there) {
+    const auto node = model_.nodes.find(there.first);
+    return node != model_.nodes.end() && node->second.state != NodeState::kAlive &&
+           node->second.state != NodeState::kDead;
+  });
 }
 
 bool SurvivorSave::IsOne(const Job& job) { return job.Live() && job.record.saves; }
@@ -83,7 +106,7 @@ bool SurvivorSave::Begin(Job& job, Instant now) {
   std::vector<const RankPlace*> who = WhoWaits(job);
   std::erase_if(who, [&](const RankPlace* place) {
     const auto node = model_.nodes.find(place->node);
-    return node == model_.nodes.end() || !node->second.Usable() ||
+    return node == model_.nodes.end() || !node->second.UsableUntilItLeaves() ||
            std::ranges::count(job.record.avoided, place->node, &AvoidedNode::node) > 0;
   });
   const int ranks = RanksOf(job, who);
@@ -95,7 +118,7 @@ bool SurvivorSave::Begin(Job& job, Instant now) {
   job.demand.min = job.demand.max = ranks;
   job.demand.asked = 0;
   job.demand.ranks_per_node.reset();  // a node may have lost one
-  plan::Placement placement = placer_.PlacementFor(job);
+  plan::Placement placement = placer_.PlacementFor(job, /*on_leaving=*/true);
   const bool goes_on = AllGoOn(job, placement, ranks);
   if (goes_on) {
     GT_PROBE("head.survivors_save");

@@ -8,8 +8,9 @@
 // (JobStatus::after_save). They train on meanwhile, a few steps with fewer ranks than asked for; of the same
 // batches, since these do not depend on the number of ranks.
 //
-// It is done once for each generation that has ranks enough, whatever heads there are (JobStatus::saves). A
-// fault of these ranks, of their machines or of the storage ends it like any other.
+// It is done once for each generation that has ranks enough, whatever heads there are (JobStatus::saves), and
+// again by those that are left when another one of these ranks or machines is lost before it is committed. A
+// fault of the storage ends it like any other.
 //
 // HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A look at a
 // job that trains costs O(1), at one that waits, or saves and has n ranks, O(n log n); where it is due it
@@ -33,6 +34,10 @@ class SurvivorSave {
 
   // Whether processes that wait know steps that no checkpoint has, could save them, and have not tried.
   static bool IsDue(const Job& job);
+  // What of that does not ask who waits, which a new head does not know yet.
+  static bool MayBeDue(const Job& job);
+  // An agent of those that wait is neither there nor given up.
+  bool AwaitsAgent(const Job& job) const;
   // The live generation is there to save.
   static bool IsOne(const Job& job);
 

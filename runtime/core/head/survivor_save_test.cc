@@ -219,13 +219,20 @@ TEST_F(SurvivorSaveTest, AJobThatFailsSavesFirst_P1) {
   EXPECT_EQ(Status(job_).at("exit_code"), 1);
 }
 
-TEST_F(SurvivorSaveTest, ALossWhileTheySaveBeforeTheEndIsTheEnd) {
+TEST_F(SurvivorSaveTest, WhoIsLeftOfThemSavesBeforeTheEnd) {
   Run("train 4 4 in-place budget0 in=/ckpt/a");
   Crash();
+  for (const int left : {2, 1}) {
+    Come();
+    const RankPlace last = Newest().ranks.back();
+    Kill(last.node.value, job_, Newest().generation.value, last.rank);
+    GoneBut({last.rank});
+    ASSERT_EQ(Newest().world_size, left);
+  }
   Come();
-  const RankPlace last = Newest().ranks.back();
-  Kill(last.node.value, job_, 2, last.rank);
-  GoneBut({last.rank});
+  const GenerationGrant grant = Newest();
+  Kill(grant.ranks[0].node.value, job_, grant.generation.value, 0);
+  GoneBut({0});
   EXPECT_EQ(State(job_), "FAILED");
   EXPECT_THAT(Reason(), HasSubstr("exit code 1; restart budget spent")) << "why, and not what came then";
 }
@@ -289,6 +296,9 @@ TEST_F(SurvivorSaveTest, AKillWhileTheySaveHasNoPartInTheExitCode) {
   const RankPlace last = Newest().ranks.back();
   Kill(last.node.value, job_, 2, last.rank);
   GoneBut({last.rank});
+  Come();
+  Pass(absl::Minutes(4), {"1", "2"});
+  GoneBut({});
   EXPECT_EQ(State(job_), "FAILED");
   EXPECT_EQ(Status(job_).at("exit_code"), 3);
 }
@@ -299,6 +309,34 @@ TEST_F(SurvivorSaveTest, PartOfAMachineSaves_P1) {
   Crash();
   EXPECT_EQ(State(job_), "RECONFIGURING");
   EXPECT_EQ(Newest().world_size, 3);
+}
+
+// P16: who hangs cannot save, and keeps nobody else from it.
+TEST_F(SurvivorSaveTest, WhoHangsIsLeftOut_P16) {
+  Run("train 4 4 in-place budget0 in=/ckpt/a stall20s stall-kill");
+  for (const RankPlace& place : Newest().ranks) {
+    if (place.rank != 0)
+      FromNode(place.node.value, AgentHeartbeat{++beats_, {Step(job_, 1, place.rank, 8)}, {}});
+  }
+  sent_.clear();
+  for (int i = 0; i < 60 && Sent<Revoke>().empty(); ++i) Pass(absl::Seconds(1), {"1", "2"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(2));
+  FromNode("1", GenerationGone{job_, {1}, true, "", {{{1}, 0}, {{1}, 1}}});
+  FromNode("2", GenerationGone{job_, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
+  Pass(absl::Seconds(5), {"1", "2"});
+  ASSERT_THAT(Sent<StartGeneration>(), ::testing::Not(IsEmpty())) << Reason();
+  EXPECT_THAT(Processes(Newest().ranks),
+              UnorderedElementsAre(ProcessId{{1}, 1}, ProcessId{{1}, 2}, ProcessId{{1}, 3}));
+}
+
+// A number that a person asked for is of no matter to those that only save.
+TEST_F(SurvivorSaveTest, WhatAPersonAskedForKeepsNobodyFromSaving) {
+  Run("train 3 4 in-place in=/ckpt/a");
+  ASSERT_TRUE(FromClient(ClientScale{job_, 4, false}).ok);
+  LoseAMachine();
+  ASSERT_THAT(Sent<StartGeneration>(), ::testing::Not(IsEmpty())) << Reason();
+  EXPECT_EQ(Newest().world_size, 2);
+  EXPECT_THAT(Reason(), HasSubstr("2 ranks that are left, to save what only they know"));
 }
 
 // W5: who waits on a machine that the job avoids keeps nobody else from saving.

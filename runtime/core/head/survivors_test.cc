@@ -51,14 +51,14 @@ class EditedTest : public NewcomersTest {
     dead.push_back(it->rank);
     GoneBut(dead);
   }
-  void Runs(const JobId& job, int seconds, int64_t step) {
+  void Runs(const JobId& job, int seconds, int64_t step, const std::vector<std::string>& nodes = {"1", "2"}) {
     for (int i = 0; i < seconds / 10; ++i) {
       for (const RankPlace& place : Newest().ranks) {
         RankStatus status = Step(job, Newest().generation.value, place.rank, step + i);
         status.state = RankState::kJoined;
         FromNode(place.node.value, RanksStarted{job, Newest().generation, {status}});
       }
-      Pass(absl::Seconds(10), {"1", "2"});
+      Pass(absl::Seconds(10), nodes);
     }
   }
   std::string Reason(const JobId& job) { return Status(job).at("reason").get<std::string>(); }
@@ -152,6 +152,38 @@ TEST_F(NewcomersTest, WhoHangsIsEndedWhereNothingOfTheNextGenerationIs_P3) {
   EXPECT_EQ(let_go(), before + 1) << "they would hold the second machine for ever";
 }
 
+// Until it has grown again it wants what it wanted before it went back for the first time.
+TEST_F(EditedTest, WhoGoesBackTwiceWantsWhatItWanted) {
+  const JobId job = ThreeGoOn("train 2 4 in-place");
+  JoinsAndFails(job);
+  StartRanks(job);
+  Runs(job, 20, 20);
+  GoneBut({});
+  JoinsAndFails(job);
+  ASSERT_EQ(Stored(job).size_wanted, 3) << "for now";
+  StartRanks(job);
+  Runs(job, 20, 60);
+  const GenerationGrant three = Newest();
+  Kill(three.ranks[0].node.value, job, three.generation.value, 0);
+  GoneBut({0});
+  JoinsAndFails(job);
+  StartRanks(job);
+  Runs(job, 20, 100);
+  GoneBut({});
+  if (!Newest().waiting.empty()) JoinsAndFails(job);
+  StartRanks(job);
+  Hello("3", 4);  // what was wrong is mended, and there is room for four
+  for (int i = 0; i < 8 && Newest().world_size < 4; ++i) {
+    Runs(job, 900, 200 + 100 * i, {"2", "3"});
+    const GenerationGrant last = Newest();
+    for (const RankPlace& place : last.waiting)
+      IsNow(place.node.value, job, last.generation.value, place.rank, RankState::kJoined);
+    if (!Sent<Revoke>().empty() && Sent<Revoke>().back().second.generation == last.generation) GoneBut({});
+    StartRanks(job);
+  }
+  EXPECT_EQ(Newest().world_size, 4) << Reason(job);
+}
+
 // With `ranks: N` there are none that could go on without it: what fails twice alike ends the job.
 TEST_F(NewcomersTest, WhoCannotGoOnAloneEndsWithAProgramThatFails) {
   const JobId job = TwoAndASpare();
@@ -241,6 +273,95 @@ TEST_F(NewcomersTest, WhatComesUpEndsWhenTheJobIsToBeAsSmallAsItIs) {
   EXPECT_THAT(Newest().waiting, IsEmpty());
 }
 
+// The machine on which it comes up is drained, and nothing else of the job is there.
+TEST_F(NewcomersTest, WhoStillComesUpIsEndedWhereNothingOfTheNextGenerationIs) {
+  Hello("1", 1);
+  Hello("2", 1);
+  const JobId job = Submit("train 1 2 in-place");
+  StartRanks(job);
+  Steps(job, 1, 5);
+  Kill("2", job, 1, 1);
+  FromNode("1", GenerationGone{job, {1}, true, "", {{{1}, 0}}});
+  FromNode("2", GenerationGone{job, {1}});
+  ASSERT_THAT(Newest().waiting, SizeIs(1));
+  StartRanks(job);
+  AllJoin(job);
+  Steps(job, 2, 6);
+  FromClient(ClientDrainNode{"host-2", absl::ZeroDuration(), "repair"}, "", Role::kAdmin);
+  FromClient(ClientScale{job, 1, true});
+  FromNode("1", GenerationGone{job, {2}, true, "", {{{1}, 0}}});
+  sent_.clear();
+  FromNode("2", GenerationGone{job, {2}, true, "", {}, {{{2}, 1}}});
+  Pass(absl::Seconds(5), {"1", "2"});
+  ASSERT_EQ(Newest().generation.value, 3u);
+  ASSERT_THAT(Newest().nodes, SizeIs(1));
+  const auto ended = Sent<Revoke>();
+  ASSERT_THAT(ended, SizeIs(1)) << "it would hold the second machine for ever";
+  EXPECT_EQ(ended[0].first, "2");
+  EXPECT_FALSE(ended[0].second.keep);
+}
+
+// The machine may be back at once, and what it trains would be given up for room elsewhere.
+TEST_F(NewcomersTest, NobodyGrowsWhileAMachineIsSilent_W3) {
+  Hello("1", 2);
+  Hello("2", 2);
+  const JobId job = Submit("train 2 8 in-place");
+  StartRanks(job);
+  StayAndStep(job, 1, 5);
+  sent_.clear();
+  Hello("3", 8);
+  Pass(absl::Seconds(5), {"1", "2", "3"});
+  Pass(absl::Seconds(7), {"1", "3"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(12), {"1", "2", "3"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2)) << "it is heard again";
+}
+
+// Else a program whose first step is long begins it anew with each machine that comes.
+TEST_F(NewcomersTest, NobodyGrowsBeforeAStep) {
+  Hello("1", 2);
+  const JobId job = Submit("train 2 4 in-place");
+  StartRanks(job);
+  for (int rank = 0; rank < 2; ++rank) {
+    RankStatus status{job, {1}, rank, 200 + rank, RankState::kJoined};
+    status.stays = true;
+    FromNode("1", RanksStarted{job, {1}, {status}});
+  }
+  sent_.clear();
+  Hello("2", 2);
+  Pass(absl::Seconds(60), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  for (int rank = 0; rank < 2; ++rank) FromNode("1", AgentHeartbeat{++beats_, {Step(job, 1, rank, 1)}, {}});
+  Pass(absl::Seconds(12), {"1", "2"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
+}
+
+// What has never made a step has nothing to lose, and perhaps each size of it fails: it waits as long as
+// others do.
+TEST_F(NewcomersTest, WhoHasMadeNoStepDoesNotGoOnAlone) {
+  for (const char* node : {"1", "2", "3", "4"}) Hello(node, 1);
+  const JobId job = Submit("train 1 4 in-place");
+  const auto come = [&] {
+    StartRanks(job);
+    for (const RankPlace& place : Newest().ranks) {
+      RankStatus status{job, Newest().generation, place.rank, 200 + place.rank, RankState::kJoined};
+      status.stays = true;
+      FromNode(place.node.value, RanksStarted{job, Newest().generation, {status}});
+    }
+  };
+  come();
+  Pass(absl::Seconds(12), {"1", "2", "3"});
+  GoneBut({3});
+  Pass(absl::Seconds(60), {"1", "2", "3"});
+  ASSERT_EQ(Newest().generation.value, 2u);
+  come();
+  Pass(absl::Seconds(12), {"1", "2"});
+  GoneBut({2});
+  EXPECT_EQ(Newest().generation.value, 2u);
+  Pass(absl::Seconds(60), {"1", "2"});
+  EXPECT_EQ(Newest().generation.value, 3u);
+}
+
 // P1: another job has ended meanwhile, so all four would have room on one machine.
 TEST_F(NewcomersTest, NobodyWhoGoesOnIsMovedToPackTheRanks_P1) {
   Hello("1", 2);
@@ -278,6 +399,32 @@ TEST_F(NewcomersTest, NobodyWhoGoesOnIsMovedToPackTheRanks_P1) {
   std::vector<ProcessId> went_on;
   for (const RankPlace& place : Newest().ranks) went_on.push_back(place.process);
   EXPECT_THAT(went_on, UnorderedElementsAre(two.kept[0], others.kept[0], others.kept[1]));
+}
+
+// Likewise the addresses of all ranks, which each node is told.
+TEST_F(NewcomersTest, WhatAllRanksSayIsHeldOnceForAllNodes) {
+  for (const char* node : {"1", "2", "3"}) Hello(node, 2);
+  const JobId job = Submit("train 6 6");
+  StartRanks(job);
+  const GenerationGrant grant = Newest();
+  sent_.clear();
+  for (const NodePlace& node : grant.nodes) {
+    ExchangePart part{job, {1}, 0, {}};
+    for (const RankPlace& place : grant.ranks) {
+      if (place.node == node.node) part.blobs.push_back({place.rank, std::string(100, 'x')});
+    }
+    FromNode(node.node.value, part);
+  }
+  std::set<const void*> held;
+  int told = 0;
+  for (const Effect& effect : sent_) {
+    const auto* send = std::get_if<SendToNode>(&effect);
+    if (send == nullptr || std::get_if<ExchangeTable>(&*send->message) == nullptr) continue;
+    held.insert(&*send->message);
+    ++told;
+  }
+  EXPECT_EQ(told, 3);
+  EXPECT_THAT(held, SizeIs(1));
 }
 
 // A grant is as long as its job has ranks and nodes, and waits for the disk: not as a copy for each node.
