@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -377,7 +378,7 @@ void Checker::CheckBudgets(const core::JobRecord& record) {
       crashes > spec->restart.budget || ooms > spec->restart.oom || losses > core::kInfrastructureBudget;
   // Once it is decided that it fails its ranks may save, and what happens to them then counts no more.
   const bool fails = record.after_save == core::Ending::kFail;
-  if (fails && core::IsFinal(record.state)) return;
+  if (fails && (core::IsFinal(record.state) || std::exchange(jobs_[record.id].judged, true))) return;
   const bool over = fails || core::IsFinal(record.state);
   const std::string& why = fails ? record.after_save_reason : record.reason;
   const bool says_spent = (fails || record.state == core::JobState::kFailed) &&

@@ -123,6 +123,7 @@ class Checker {
     std::optional<uint64_t> table;
   };
   struct JobTruth {
+    bool judged = false;  // it is to fail, and why was looked at
     bool stop_heard = false;
     bool scale_heard = false;
     // The generation that was last ended for another size, and the epoch of the head that did.
