@@ -203,7 +203,8 @@ absl::StatusOr<std::vector<SaidRecord>> RecordsIn(const std::string& why) {
     if (step) history.sums.back().last = std::max(history.sums.back().last.value_or(*step), *step);
   }
   std::vector<SaidRecord> said;
-  const auto& [records, sums] = history;
+  const auto& records = history.records;  // no binding of both: clang 14 lets no lambda have one
+  const auto& sums = history.sums;
   const bool comparable =
       std::ranges::none_of(sums, &Sums::anew) && std::ranges::all_of(records, [&](const Placed& one) {
         return one.said.record.name == records.front().said.record.name;

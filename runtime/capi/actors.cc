@@ -243,6 +243,7 @@ void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_s
   if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
 }
 
+// NOLINTNEXTLINE(readability-function-size)
 void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t reference_size, int32_t method,
                         const void* arguments, size_t size, int64_t timeout_ms, gtrain_reply_function reply,
                         void* user) {

@@ -211,8 +211,10 @@ std::vector<NodeId> NodesOf(const GenerationGrant& grant, std::vector<NodeId> no
   for (const RankPlace& place : grant.ranks) of_ranks.insert(place.node);
   for (const RankPlace& place : grant.waiting) of_others.insert(place.node);
   std::erase_if(nodes, [&](const NodeId& id) { return !of_ranks.contains(id) && !of_others.contains(id); });
-  std::ranges::stable_partition(nodes, [&](const NodeId& node) { return of_ranks.contains(node); });
-  std::ranges::stable_partition(nodes, [&](const NodeId& node) { return node == grant.ranks[0].node; });
+  std::stable_partition(nodes.begin(), nodes.end(),
+                        [&](const NodeId& node) { return of_ranks.contains(node); });
+  std::stable_partition(nodes.begin(), nodes.end(),
+                        [&](const NodeId& node) { return node == grant.ranks[0].node; });
   return nodes;
 }
 
