@@ -218,7 +218,10 @@ void Checker::CheckMemory(const core::HeadCore& head, const core::GenerationGran
     const bool there = node != snapshot.nodes.end() && node->state != core::NodeState::kDead &&
                        !node->barred && !shares_key(process->machine);
     const bool avoided = std::ranges::count(record->avoided, id, &core::AvoidedNode::node) > 0;
-    if (process->job != grant.job || !member || !well || !there || avoided) continue;
+    // Of a stall the head says whose it is, rightly or not, and that one does not go on.
+    const bool blamed = !record->faults.empty() && record->faults.back().rank == process->rank &&
+                        record->faults.back().generation.value == process->generation;
+    if (process->job != grant.job || !member || !well || !there || avoided || blamed) continue;
     return kernel_.Fail("INV-18", absl::StrCat(G(grant.job, grant.generation.value),
                                                " begins with new "
                                                "processes alone, and process ",
