@@ -203,7 +203,7 @@ void Checker::CheckPlacement(const core::HeadCore& head, const core::GenerationG
 // INV-18: processes that have what was trained, and are where the head may hear of them, are not left for
 // ones that have nothing. Of a mesh only whole copies count, and of these INV-14 knows more.
 void Checker::CheckMemory(const core::HeadCore& head, const core::GenerationGrant& grant) {
-  const core::JobRecord* record = Record(grant.job);
+  const core::JobRecord* record = head.RecordOf(grant.job);  // what it knows by now
   const spec::JobSpec* spec = SpecOf(grant.job);
   if (record == nullptr || spec == nullptr || !spec->in_place || !spec->mesh.empty() || !node_on) return;
   if (std::ranges::any_of(grant.ranks,
@@ -217,7 +217,9 @@ void Checker::CheckMemory(const core::HeadCore& head, const core::GenerationGran
     const bool well = !process->hung && !process->deaf && !process->stopped && process->exited;
     const bool there = node != snapshot.nodes.end() && node->state != core::NodeState::kDead &&
                        !node->barred && !shares_key(process->machine);
-    const bool avoided = std::ranges::count(record->avoided, id, &core::AvoidedNode::node) > 0;
+    // The head has not been told in time what waits there.
+    const bool untold = std::ranges::count(record->unreleased, id) > 0;
+    const bool avoided = untold || std::ranges::count(record->avoided, id, &core::AvoidedNode::node) > 0;
     // Of a stall the head says whose it is, rightly or not, and that one does not go on.
     const bool blamed = !record->faults.empty() && record->faults.back().rank == process->rank &&
                         record->faults.back().generation.value == process->generation;
@@ -299,11 +301,12 @@ void Checker::CheckGrant(const NodeId& node, const core::StartGeneration& start)
   truth.grant = grant;
   truth.granted_at = truth.stepped_at = kernel_.now();
   const bool saves = record->after_save != core::Ending::kNone;
-  if (job.stop_acknowledged_at && g > *job.stop_acknowledged_at + (saves ? 1 : 0)) {
+  if (job.stop_acknowledged_at && g > *job.stop_acknowledged_at && !saves) {
     kernel_.Fail("INV-3",
                  absl::StrCat(G(grant.job, g), " is granted after the stop of the job was acknowledged"));
   }
-  if (saves || IsTooFew(grant)) CheckTooFew(grant);
+  truth.saves = saves || IsTooFew(grant);
+  if (truth.saves) CheckTooFew(grant);
   if (record->generation.value != g) return;
   CheckBudgets(*record);
   CheckRoom(*record);
@@ -327,8 +330,8 @@ void Checker::CheckTooFew(const core::GenerationGrant& grant) {
   if (std::ranges::any_of(grant.ranks, is_new) || std::ranges::any_of(grant.waiting, is_new))
     return kernel_.Fail("INV-17", what + "starts processes");
   const auto before = generations_.find({grant.job, grant.generation.value - 1});
-  if (IsTooFew(grant) && before != generations_.end() && before->second.content != 0 &&
-      IsTooFew(before->second.grant) && grant.world_size >= before->second.grant.world_size)
+  if (before != generations_.end() && before->second.saves &&
+      grant.world_size >= before->second.grant.world_size)
     kernel_.Fail("INV-17", what + "follows another one that has lost nobody");
 }
 

@@ -102,6 +102,7 @@ class Checker {
 
  private:
   struct GenerationTruth {
+    bool saves = false;  // what is left saves in it, and it starts nothing
     uint64_t content = 0;
     core::GenerationGrant grant;
     std::optional<int64_t> decided_awake;  // the head made it; it leaves when the disk has it
