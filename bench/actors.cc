@@ -3,11 +3,13 @@
 //
 // All of a call is in it: arguments and results are packed and unpacked, mailboxes are bounded, each call has
 // a deadline. A sample is the time of a call, or of an actor that is made, called once and ended.
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/peer_process.h"

@@ -4,7 +4,7 @@
 //
 //   sync      each call is made when the one before has been answered
 //   windowed  64 calls are under way
-//   many      COUNT actors are made, called once each, and ended; by hand: objects with a lock each
+//   many      COUNT actors are made, called once each, and ended; by hand: objects that the thread calls
 //
 // A program as users write them: the headers and libgtrain.so.
 #include <gtrain/actor.h>

@@ -203,7 +203,6 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Answer(Work* work, const absl::Status& status, absl::string_view result, bool crashed) {
     std::unique_ptr<Work> owned(work);
-    AllHeard heard;
     {
       MutexLock lock(&mutex_);
       Disarm(*work);

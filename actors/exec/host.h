@@ -7,7 +7,7 @@
 //
 // Thread-safe. Spawn, Call and End never block; functions of classes and callers are called without locks,
 // callers' from any thread. A call costs O(log n) where n wait for an answer; an actor without work costs its
-// object, its arguments and about 400 bytes, and no thread.
+// object, its arguments and some hundred bytes, and no thread.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -69,7 +69,7 @@ using Reply = absl::AnyInvocable<void(const absl::Status&, absl::string_view)>;
 
 class Host {
  public:
-  // `clock` outlives it. Throws std::system_error where no thread can be started.
+  // `clock` outlives it, and what the destructor leaves to itself. Throws std::system_error where no thread can be started.
   Host(const HostOptions& options, const Clock& clock);
   // Ends all actors and waits until the calls that have begun are answered, `close_within` at most: what
   // runs then is left to itself. Not from inside of an actor.

@@ -116,7 +116,7 @@ inline Status NoCluster() {
 template <typename T>
 class Ref {
  public:
-  Ref() = default;  // nobody's: calls are kNotFound
+  Ref() = default;  // nobody's: calls are kInvalidArgument
   explicit Ref(std::string bytes) : bytes_(std::move(bytes)) {}
 
   // The time of calls that are made with it; within a call never more than what is left of that one's.
@@ -144,7 +144,12 @@ class Ref {
   template <auto kMethod, typename... Given>
   void Tell(Given&&... given) const {
     internal::Packed packed;
-    if (!Pack<kMethod>(packed, std::forward<Given>(given)...).ok()) return;
+    const Status status = Pack<kMethod>(packed, std::forward<Given>(given)...);
+    if (!status.ok()) {
+      std::fprintf(stderr, "gtrain: a call whose result nobody awaits failed: %s\n",
+                   status.message().c_str());
+      return;
+    }
     gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
                        packed.size(), internal::Milliseconds(timeout_), nullptr, nullptr);
   }

@@ -14,6 +14,8 @@
 #include "actors/values/values.h"
 #include "base/clock.h"
 #include "base/logging.h"
+#include "base/mutex.h"
+#include "base/rate_limit.h"
 #include "base/status_macros.h"
 #include "gtrain/actor_c.h"
 #include "runtime/capi/handles.h"
@@ -26,7 +28,6 @@ struct gtrain_packer {
 struct gtrain_actors {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
-  gtrain::RealClock clock;
   std::unique_ptr<gtrain::actors::Host> host;
 };
 
@@ -94,7 +95,8 @@ absl::Status Open(gtrain_session* session, const gtrain_actors_options* options,
     GT_RETURN_IF_ERROR(CheckHandle(session));
     handle->session = session->session;
   }
-  handle->host = std::make_unique<actors::Host>(host, handle->clock);
+  static const auto* const clock = new RealClock;  // threads that are left to themselves may outlive main()
+  handle->host = std::make_unique<actors::Host>(host, *clock);
   *out = handle.release();
   return absl::OkStatus();
 }
@@ -125,11 +127,29 @@ absl::Status Register(gtrain_actors* handle, const gtrain_actor_class* in) {
   return handle->host->Register(std::move(type));
 }
 
+// A few at once and then one a second: who tells more than a mailbox takes does so in a loop.
+void LogLostTell(const absl::Status& status) {
+  static Mutex mutex;
+  static RateLimit rate(10, 1, RealClock().Now());
+  static int64_t left_out = 0;
+  int64_t more = 0;
+  {
+    MutexLock lock(&mutex);
+    if (!rate.Take(RealClock().Now())) {
+      ++left_out;
+      return;
+    }
+    more = std::exchange(left_out, 0);
+  }
+  LogWarning("a call whose result nobody awaits failed: ", status.message(),
+             more > 0 ? absl::StrCat("; and ", more, " more before it") : "");
+}
+
 // NULL: nobody hears of it but the log.
 actors::Reply ReplyOf(gtrain_reply_function reply, void* user) {
   if (reply == nullptr) {
     return [](const absl::Status& status, absl::string_view) {
-      if (!status.ok()) LogWarning("a call whose result nobody awaits failed: ", status.message());
+      if (!status.ok()) LogLostTell(status);
     };
   }
   return [reply, user](const absl::Status& status, absl::string_view data) {

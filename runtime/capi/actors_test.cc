@@ -263,6 +263,14 @@ void FromOutside() {
   CHECK(ref.Call<&Counter::Value>().Get(seconds(10)).status().code() == StatusCode::kNotFound);
   CHECK(gtrain::Ref<Counter>().Call<&Counter::Value>().Get(seconds(10)).status().code() ==
         StatusCode::kInvalidArgument);
+  // A call that nobody awaits fails in the log, a few lines of however many.
+  static std::atomic<int> lines = 0;
+  gtrain::SetLog([](gtrain::LogLevel, std::string_view text) {
+    lines += text.find("a call whose result nobody awaits failed: actor") != std::string_view::npos ? 1 : 0;
+  });
+  for (int i = 0; i < 1000; ++i) ref.Tell<&Counter::Add>(1);
+  gtrain::SetLog({});
+  CHECK(lines >= 1 && lines <= 20);
   // What a stranger sends: the right method, other values.
   auto echo = cluster->Spawn<Echo>().Get(seconds(10)).value();
   gtrain::internal::Packed packed;

@@ -300,8 +300,10 @@ void Faults::DecideAfterFault(Job& job, Instant now) {
   FindCauseOfExit75(job);
   ChargeUnlessEarned(job);
   NameTheOthers(job);
-  if (job.record.after_save != Ending::kNone)  // those that are left try again
-    return SurvivorSave::IsDue(job) ? void() : life_.FinishAfterSave(job);
+  if (job.record.after_save != Ending::kNone) {
+    if (!SurvivorSave::IsDue(job)) life_.FinishAfterSave(job);  // else those that are left try again
+    return;
+  }
   if (sizing_.GoesBack(job, now)) return;
   std::vector<PastFault> past;
   for (size_t i = 0; i < job.record.faults.size(); ++i)

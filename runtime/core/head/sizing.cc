@@ -350,7 +350,7 @@ void Sizing::GoBack(Job& job, const std::vector<const RankPlace*>& places, int s
   if (failed > had) {
     std::vector<NodeId> nodes;
     for (const NodePlace& place : job.record.grant->nodes) nodes.push_back(place.node);
-    // Until it has grown again the size that it wants is that of the last time that it went back.
+    // Where it goes back again before it has grown, `size_wanted` is what the first time made of it.
     if (!sizing.failed) sizing.wish = job.record.size_wanted;
     sizing.failed = Tried(failed, nodes);
     const absl::Duration wait = config_.grow_again_after * (1 << std::min(sizing.failures++, kDoublingsMax));
