@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/head/newcomers_test_world.h"
+#include "runtime/core/head/unsaved_test_world.h"
 
 namespace gtrain::core {
 namespace {
@@ -16,42 +16,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-class NewHeadInPlaceTest : public NewcomersTest {
+class NewHeadInPlaceTest : public UnsavedTest {
  protected:
-  // Four ranks on two machines, which have made step 7 of which no checkpoint has more than step 3.
-  void Run(const std::string& spec) {
-    Hello("1", 2);
-    Hello("2", 2);
-    RunThere(spec);
-  }
-  void RunThere(const std::string& spec) {
-    job_ = Submit(spec);
-    StartRanks(job_);
-    StayAndStep(job_, 1, 5);
-    FromNode("1", CheckpointReport{job_, {1}, Timeline{1}, 3, "three"});
-    Steps(job_, 1, 7);
-  }
-  void LoseAMachine() {
-    sent_.clear();
-    Pass(absl::Seconds(11), {"2"});
-    FromNode("2", GenerationGone{job_, {1}, true, "", {{{1}, 2}, {{1}, 3}}});
-  }
-  void Come() {
-    StartRanks(job_);
-    AllJoin(job_);
-  }
-  void CrashAgainAndAgain() {
-    for (Generation last; last != Newest().generation;) {
-      ASSERT_LE(Newest().generation.value, 8u);
-      last = Newest().generation;
-      StartRanks(job_);
-      const GenerationGrant grant = Newest();
-      FromNode(grant.ranks[0].node.value,
-               RankExited{Exit(job_, last.value, 0, static_cast<int>(last.value))});
-      GoneBut({0});
-    }
-    ASSERT_EQ(State(job_), "RECONFIGURING");
-  }
   // A hello of a node on which these processes wait.
   void Keeps(const std::string& node, int slots, const std::vector<ProcessId>& kept,
              const std::vector<HeldGeneration>& held = {}) {
@@ -89,8 +55,6 @@ class NewHeadInPlaceTest : public NewcomersTest {
     return std::ranges::count_if(Newest().ranks,
                                  [](const RankPlace& place) { return place.process.generation.value != 0; });
   }
-  std::string Reason() { return Status(job_).at("reason").get<std::string>(); }
-  JobId job_;
 };
 
 // ---- who is left saves, and the head restarts meanwhile
