@@ -69,7 +69,8 @@ using Reply = absl::AnyInvocable<void(const absl::Status&, absl::string_view)>;
 
 class Host {
  public:
-  // `clock` outlives it, and what the destructor leaves to itself. Throws std::system_error where no thread can be started.
+  // `clock` outlives it, and what the destructor leaves to itself. Throws std::system_error where no thread
+  // can be started.
   Host(const HostOptions& options, const Clock& clock);
   // Ends all actors and waits until the calls that have begun are answered, `close_within` at most: what
   // runs then is left to itself. Not from inside of an actor.
