@@ -65,6 +65,12 @@ Admission CallLedger::OfferRepeatable(const CallerId& id, uint64_t after) const 
   return after < next ? Admission::kRun : Admission::kNotYet;
 }
 
+void CallLedger::Withdraw(const CallerId& id, uint64_t number) {
+  const auto it = callers_.find(id);
+  if (it == callers_.end() || it->second.window.erase(number) == 0) return;
+  it->second.next = std::min(it->second.next, number);
+}
+
 bool CallLedger::Answer(const CallerId& id, uint64_t number, std::string answer) {
   const auto it = callers_.find(id);
   if (it == callers_.end()) return false;

@@ -71,6 +71,9 @@ class CallLedger {
   // A call that changes nothing and has no number: it may run as often as it comes. It is not to overtake
   // `after`, the newest numbered call of its caller before it. kRun or kNotYet.
   Admission OfferRepeatable(const CallerId& caller, uint64_t after) const;
+  // The call that was just admitted does not run after all, since there is no room for it: it is as if it had
+  // not come.
+  void Withdraw(const CallerId& caller, uint64_t number);
   // What an admitted call came to, once. False: nobody waits for it, and it is dropped.
   bool Answer(const CallerId& caller, uint64_t number, std::string answer);
   // The caller's process is dead: nothing of it comes any more.

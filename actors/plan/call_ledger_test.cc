@@ -60,6 +60,20 @@ TEST(CallLedger, WhatIsAcknowledgedIsForgottenAndNeverRunsAgain) {
   EXPECT_EQ(ledger.Offer(kA, 5, 0).what, Admission::kAnswered);
 }
 
+TEST(CallLedger, WhatHasNoRoomIsAsIfItHadNotCome) {
+  CallLedger ledger(10);
+  EXPECT_EQ(ledger.Offer(kA, 1, 0).what, Admission::kRun);
+  EXPECT_EQ(ledger.Offer(kA, 2, 0).what, Admission::kRun);
+  ledger.Withdraw(kA, 2);
+  const Admitted behind = ledger.Offer(kA, 3, 0);
+  EXPECT_EQ(behind.what, Admission::kNotYet);
+  EXPECT_EQ(behind.next, 2u);
+  EXPECT_FALSE(ledger.Answer(kA, 2, "")) << "it has not run";
+  EXPECT_EQ(ledger.Offer(kA, 2, 0).what, Admission::kRun);
+  EXPECT_EQ(ledger.Offer(kA, 3, 0).what, Admission::kRun);
+  ledger.Withdraw(kB, 1);  // nobody: nothing
+}
+
 // B1, I1
 TEST(CallLedger, WhoBreaksTheRulesIsRefusedAndCostsNothing) {
   CallLedger ledger(2);
@@ -110,6 +124,24 @@ TEST(CallWindow, SendsTheOldestFirstAndAllAgainOnANewConnection) {
   EXPECT_TRUE(given_up->given_up) << "those behind it would wait for it";
   EXPECT_FALSE(window.Answered(2)) << "nobody awaits it";
   EXPECT_EQ(window.size(), 0u);
+}
+
+TEST(CallWindow, SendsSoManyAtATimeAndFromWhereItIsTold) {
+  CallWindow window;
+  for (const char* each : {"a", "b", "c"}) window.Add(each);
+  EXPECT_EQ(window.Next(2)->number, 1u);
+  EXPECT_EQ(window.Next(2)->number, 2u);
+  EXPECT_FALSE(window.Next(2)) << "two are under way";
+  EXPECT_TRUE(window.EverSent(2));
+  EXPECT_FALSE(window.EverSent(3));
+  window.SendAgain(2);
+  EXPECT_EQ(window.Next(2)->number, 2u);
+  window.Answered(1);
+  EXPECT_EQ(window.Next(2)->number, 3u);
+  window.SendAgain(4);
+  EXPECT_FALSE(window.Next(9)) << "nothing is skipped, and nothing sent that is not to be";
+  window.Add("d");
+  EXPECT_EQ(window.Next(9)->number, 4u);
 }
 
 TEST(CallWindow, IsFullUntilTheOldestIsAnswered) {

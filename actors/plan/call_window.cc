@@ -11,16 +11,21 @@ std::optional<uint64_t> CallWindow::Add(std::string arguments) {
   return last_;
 }
 
-std::optional<CallToSend> CallWindow::Next() {
+std::optional<CallToSend> CallWindow::Next(uint64_t in_flight) {
   const auto it = calls_.lower_bound(unsent_);
-  if (it == calls_.end()) return std::nullopt;
+  if (it == calls_.end() || it->first > acknowledged() + in_flight) return std::nullopt;
   unsent_ = it->first + 1;
   it->second.ever_sent = true;
   return CallToSend{it->first, acknowledged(), it->second.given_up,
                     it->second.given_up ? "" : it->second.arguments};
 }
 
-void CallWindow::SendAgain() { unsent_ = acknowledged() + 1; }
+void CallWindow::SendAgain(uint64_t from) { unsent_ = std::min(unsent_, std::max(from, acknowledged() + 1)); }
+
+bool CallWindow::EverSent(uint64_t number) const {
+  const auto it = calls_.find(number);
+  return it != calls_.end() && it->second.ever_sent;
+}
 
 bool CallWindow::Answered(uint64_t number) {
   const auto it = calls_.find(number);

@@ -29,11 +29,12 @@ class CallWindow {
  public:
   // No number: the window is full.
   std::optional<uint64_t> Add(std::string arguments);
-  // What is to be sent next on this connection, the oldest first; none: nothing is.
-  std::optional<CallToSend> Next();
-  // A new connection, or the other end has said that calls before the ones that came are missing: all are
-  // sent again.
-  void SendAgain();
+  // What is to be sent next on this connection, the oldest first; none: nothing is, or `in_flight` calls of
+  // the ones that were sent have no answer yet.
+  std::optional<CallToSend> Next(uint64_t in_flight = kCallsInWindow);
+  // All are sent again: the connection is a new one. Or those from a number on: the other end has said that
+  // it has not admitted them.
+  void SendAgain(uint64_t from = 1);
   // True: it was awaited, and is answered now. Otherwise it is an answer that came before.
   bool Answered(uint64_t number);
   // Its caller waits no more. False: it has been answered.
@@ -46,6 +47,7 @@ class CallWindow {
   };
   Renumbered NewEpoch();
 
+  bool EverSent(uint64_t number) const;
   size_t size() const { return calls_.size(); }
 
  private:

@@ -1,0 +1,91 @@
+#include "actors/plan/members.h"
+
+#include <cstring>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace gtrain::actors {
+namespace {
+
+constexpr absl::string_view kVersion = "gtrain-actors-1";
+constexpr size_t kNameBytesMax = 255, kSignatureBytesMax = 64 << 10;
+
+absl::Status Malformed(absl::string_view what) { return absl::InvalidArgumentError(what); }
+
+void PutText(absl::string_view text, std::string* to) {
+  const auto size = static_cast<uint32_t>(text.size());
+  to->append(reinterpret_cast<const char*>(&size), sizeof(size));
+  to->append(text.data(), text.size());
+}
+
+bool TakeText(absl::string_view* from, size_t most, absl::string_view* text) {
+  uint32_t size = 0;
+  if (from->size() < sizeof(size)) return false;
+  std::memcpy(&size, from->data(), sizeof(size));
+  from->remove_prefix(sizeof(size));
+  if (size > most || size > from->size()) return false;
+  *text = from->substr(0, size);
+  from->remove_prefix(size);
+  return true;
+}
+
+}  // namespace
+
+std::string PrintIntroduction(const Introduction& introduction) {
+  return absl::StrCat(kVersion, " ", absl::Hex(introduction.process.high, absl::kZeroPad16),
+                      absl::Hex(introduction.process.low, absl::kZeroPad16), " ", introduction.drives ? 1 : 0,
+                      " ", introduction.endpoint, " ", introduction.node);
+}
+
+absl::StatusOr<Introduction> ParseIntroduction(absl::string_view text) {
+  const std::vector<absl::string_view> words = absl::StrSplit(text, ' ');
+  if (words.size() != 5 || words[0] != kVersion) {
+    return absl::FailedPreconditionError(
+        "a process of this job runs no actors, or another version of gtrain: all ranks of a job of actors "
+        "run "
+        "one program");
+  }
+  Introduction introduction;
+  if (words[1].size() != 32 || !absl::SimpleHexAtoi(words[1].substr(0, 16), &introduction.process.high) ||
+      !absl::SimpleHexAtoi(words[1].substr(16), &introduction.process.low))
+    return Malformed("an introduction has no process");
+  if (words[2] != "0" && words[2] != "1") return Malformed("an introduction does not say whether it drives");
+  introduction.drives = words[2] == "1";
+  if (words[3].empty() || words[3].size() > kNameBytesMax || words[4].size() > kNameBytesMax)
+    return Malformed("an introduction has no address");
+  introduction.endpoint = std::string(words[3]);
+  introduction.node = std::string(words[4]);
+  return introduction;
+}
+
+size_t DriverOf(const std::vector<Introduction>& all) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].drives) return i;
+  }
+  return 0;
+}
+
+std::string PrintSpawn(const SpawnRequest& request) {
+  std::string bytes;
+  PutText(request.type, &bytes);
+  PutText(request.signature, &bytes);
+  bytes.append(reinterpret_cast<const char*>(&request.restarts), sizeof(request.restarts));
+  bytes.append(request.arguments.data(), request.arguments.size());
+  return bytes;
+}
+
+absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
+  SpawnRequest request;
+  if (!TakeText(&bytes, kNameBytesMax, &request.type) ||
+      !TakeText(&bytes, kSignatureBytesMax, &request.signature) || bytes.size() < sizeof(request.restarts))
+    return Malformed("what is to be spawned ends too early");
+  std::memcpy(&request.restarts, bytes.data(), sizeof(request.restarts));
+  bytes.remove_prefix(sizeof(request.restarts));
+  if (request.restarts < 0) return Malformed("fewer than no restarts");
+  request.arguments = bytes;
+  return request;
+}
+
+}  // namespace gtrain::actors

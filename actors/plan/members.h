@@ -1,0 +1,45 @@
+// What the processes of a job tell each other when a generation begins, and what one asks another for. PURE.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "actors/plan/call_ledger.h"
+
+namespace gtrain::actors {
+
+// What each says of itself; printed below 600 bytes, since n of them come to each of n.
+struct Introduction {
+  CallerId process;
+  std::string endpoint;  // "address:port"
+  std::string node;
+  bool drives = false;  // it has been the driver since an earlier generation
+  bool operator==(const Introduction&) const = default;
+};
+std::string PrintIntroduction(const Introduction& introduction);
+absl::StatusOr<Introduction> ParseIntroduction(absl::string_view text);
+
+// The index of the one that drives: who did before, else the first. `all` is not empty.
+size_t DriverOf(const std::vector<Introduction>& all);
+
+// Methods of the process itself, which is actor 0.
+enum class Control : uint32_t {
+  kSpawn = 0,   // a SpawnRequest; the answer is the address of the actor
+  kEnd = 1,     // the number of an actor (8 bytes) and a reason
+  kFinish = 2,  // the driver has ended, and so does this process
+};
+
+struct SpawnRequest {
+  absl::string_view type, signature;
+  int32_t restarts = 0;
+  absl::string_view arguments;
+};
+std::string PrintSpawn(const SpawnRequest& request);
+// Views into `bytes`.
+absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes);
+
+}  // namespace gtrain::actors

@@ -1,0 +1,46 @@
+#include "actors/plan/members.h"
+
+#include <gtest/gtest.h>
+
+namespace gtrain::actors {
+namespace {
+
+TEST(Introduction, IsReadAsItWasWritten) {
+  const Introduction one{{0x1, UINT64_MAX}, "10.0.0.1:4711", "node-7", true};
+  const auto read = ParseIntroduction(PrintIntroduction(one));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, one);
+}
+
+TEST(Introduction, OfAnotherProgramSaysSo) {
+  const auto of_a_communicator = ParseIntroduction("0123456789");
+  EXPECT_EQ(of_a_communicator.status().code(), absl::StatusCode::kFailedPrecondition);
+  const std::string good = PrintIntroduction({{1, 2}, "a:1", "n", false});
+  for (size_t size = 0; size + 1 < good.size(); ++size)
+    EXPECT_FALSE(ParseIntroduction(good.substr(0, size)).ok());
+  std::string bad = good;
+  bad[16] = 'x';
+  EXPECT_FALSE(ParseIntroduction(bad).ok());
+}
+
+TEST(Driver, IsWhoDroveBeforeElseTheFirst) {
+  std::vector<Introduction> all(3);
+  EXPECT_EQ(DriverOf(all), 0u);
+  all[2].drives = true;
+  EXPECT_EQ(DriverOf(all), 2u);
+}
+
+TEST(Spawn, IsReadAsItWasWritten) {
+  const std::string bytes = PrintSpawn({"Class", "(); F() -> void", 3, absl::string_view("a\0b", 3)});
+  const auto read = ParseSpawn(bytes);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read->type, "Class");
+  EXPECT_EQ(read->signature, "(); F() -> void");
+  EXPECT_EQ(read->restarts, 3);
+  EXPECT_EQ(read->arguments, absl::string_view("a\0b", 3));
+  for (size_t size = 0; size < bytes.size() - 3; ++size) EXPECT_FALSE(ParseSpawn(bytes.substr(0, size)).ok());
+  EXPECT_FALSE(ParseSpawn(PrintSpawn({"Class", "", -1, ""})).ok());
+}
+
+}  // namespace
+}  // namespace gtrain::actors
