@@ -46,8 +46,6 @@ struct ZmqServer::State {
 
 namespace {
 
-constexpr size_t kPayloadBytesMax = 16 << 20;  // what clients accept
-
 // Fault B4: whatever the limits say, one address never holds more than a quarter of the descriptors, and all
 // together leave some to the process itself.
 ConnectionLimits LimitsFor(const ServerOptions& o) {
@@ -178,7 +176,7 @@ ZmqServer::ZmqServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ZmqServer::~ZmqServer() = default;
 
 absl::Status ZmqServer::Send(const port::Route& route, absl::string_view payload) {
-  if (payload.size() > kPayloadBytesMax) {
+  if (static_cast<int64_t>(payload.size()) > state_->options.send_bytes_max) {
     return absl::InvalidArgumentError(absl::StrCat("message of ", payload.size(), " bytes is too large"));
   }
   state_->wakeup.Raise();  // sending may use up the readiness of the socket's own descriptor

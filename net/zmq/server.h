@@ -25,8 +25,9 @@ struct ServerOptions {
   std::shared_ptr<KeyRegistry> registry;
   std::shared_ptr<const Clock> clock;
   int64_t message_bytes_max =
-      port::kToServerBytesMax;      // a larger frame closes the connection before it is read
-  int queue_messages_max = 10'000;  // a peer, each way
+      port::kToServerBytesMax;        // a larger frame closes the connection before it is read
+  int64_t send_bytes_max = 16 << 20;  // what clients accept
+  int queue_messages_max = 10'000;    // a peer, each way
   absl::Duration handshake_limit = absl::Seconds(5);
   int connections_per_address_max = 4096;  // further ones are closed at once (fault B4)
   // The limit of all addresses together; further connections are closed at once, too. Whatever it says, up to
