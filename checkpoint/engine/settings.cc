@@ -167,7 +167,7 @@ absl::StatusOr<std::optional<NearPlace>> ReadNear(const Environment& environment
   if (!good || place.holders > place.peers.size())
     return Bad("GTRAIN_CHECKPOINT_PEERS", peers,
                "how many of them keep copies, then name, address and key of each");
-  place.secret = environment("GTRAIN_CHECKPOINT_SECRET").value_or("");
+  place.secret = environment("GTRAIN_JOB_SECRET").value_or("");
   return place;
 }
 

@@ -103,6 +103,24 @@ class Session {
   virtual absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options = {}) = 0;
 
+  // What every rank of the generation says, by rank; all call it in the same order, and in that of
+  // MakeCommunicator, which does the same. Blocks for `timeout` at most. For blobs of some hundred bytes.
+  // Unavailable: the generation is over.
+  virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
+                                                             absl::Duration /*timeout*/) {
+    return std::vector<std::string>{std::string(blob)};
+  }
+  // What processes of one job prove to each other (GTRAIN_JOB_SECRET), and how others reach this machine.
+  // Empty outside gtrain.
+  struct Reach {
+    std::string secret;
+    std::string address;  // numeric
+    std::string node;
+  };
+  virtual absl::StatusOr<Reach> reach() { return Reach(); }
+  // elastic.mode of the job file is in-place.
+  virtual bool in_place() const { return false; }
+
   // Where processes are started that save what this rank leaves behind (checkpoint/port/writer_host.h); null
   // outside gtrain. It lives as long as this.
   virtual port::WriterHost* writer_host() { return nullptr; }

@@ -164,6 +164,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.keeper_socket = reader.Text("GTRAIN_KEEPER_SOCKET");
   env.token = reader.Text("GTRAIN_TOKEN");
   env.members_file = reader.Text("GTRAIN_MEMBERS");
+  env.job_secret = Optional(get, "GTRAIN_JOB_SECRET");
   env.has_checkpoints = !Optional(get, "GTRAIN_CHECKPOINT_URI").empty();
   env.global_batch = GlobalBatch(get, reader);
   env.mesh = ReadMesh(Optional(get, "GTRAIN_MESH"), reader);

@@ -23,6 +23,7 @@ struct RankEnvironment {
   std::string keeper_socket;
   std::string token;
   std::string members_file;
+  std::string job_secret;    // GTRAIN_JOB_SECRET; empty: not set
   int64_t global_batch = 0;  // GTRAIN_GLOBAL_BATCH, of the job file; 0: it says none
   // GTRAIN_VIRTUAL_RANKS, with elastic.determinism: bitwise; 0: it asks for no such thing. And the variables
   // that set numbers of threads, as "OMP_NUM_THREADS=1 MKL_NUM_THREADS unset".

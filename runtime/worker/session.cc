@@ -46,6 +46,18 @@ class ManagedSession final : public Session, public port::WriterHost {
   bool has_checkpoints() const override { return link_.membership()->environment().has_checkpoints; }
   const std::string& job() const override { return job_; }
   port::WriterHost* writer_host() override { return this; }
+  bool in_place() const override { return link_.membership()->environment().in_place; }
+
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
+                                                     absl::Duration timeout) override {
+    return link_.membership()->AllGather(blob, timeout);
+  }
+  absl::StatusOr<Reach> reach() override {
+    const std::shared_ptr<Membership> membership = link_.membership();
+    GT_RETURN_IF_ERROR(membership->ReadMembers());
+    const comm::Member& own = membership->members()[static_cast<size_t>(membership->rank())];
+    return Reach{membership->environment().job_secret, own.address, own.node.value};
+  }
 
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options) override {

@@ -46,7 +46,7 @@ TEST_F(AgentCoreTest, RanksLearnWhoHasCopiesAndTheAgentSharesItsOwn) {
   Step(FromHead{StartGeneration{{5}, grant}});
   auto env = EnvOf(Commands<keeper::StartRank>()[0]);
   EXPECT_EQ(env["GTRAIN_CHECKPOINT_PEERS"], "1 c [fd00::3]:7072 key-c,b_c 10.0.0.2:7071 key-b");
-  EXPECT_EQ(env["GTRAIN_CHECKPOINT_SECRET"], "5ec2e7");
+  EXPECT_EQ(env["GTRAIN_JOB_SECRET"], "5ec2e7");
   bool shared = false;
   for (const AgentEffect& effect : last_.effects) {
     const auto* share = std::get_if<ShareCopies>(&effect);
@@ -110,7 +110,7 @@ TEST_F(AgentCoreTest, WithoutASecretOrPeersNothingIsShared_N13) {
   StartIt(1, 1, 1);
   const auto env = EnvOf(Commands<keeper::StartRank>()[0]);
   EXPECT_TRUE(env.contains("GTRAIN_CHECKPOINT_NEAR"));
-  EXPECT_FALSE(env.contains("GTRAIN_CHECKPOINT_PEERS") || env.contains("GTRAIN_CHECKPOINT_SECRET"));
+  EXPECT_FALSE(env.contains("GTRAIN_CHECKPOINT_PEERS") || env.contains("GTRAIN_JOB_SECRET"));
   for (const AgentEffect& effect : last_.effects) EXPECT_FALSE(std::holds_alternative<ShareCopies>(effect));
 }
 

@@ -184,7 +184,6 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
       policy.replicas == 0 || grant.near_secret.empty() ? "" : PeersText(grant, config.node, policy.replicas);
   if (peers.empty()) return;
   (*env)["GTRAIN_CHECKPOINT_PEERS"] = peers;
-  (*env)["GTRAIN_CHECKPOINT_SECRET"] = grant.near_secret;
 }
 
 // Writes the codecs in the words of ParseCompression (comm/codec/compressor.h).
@@ -249,12 +248,12 @@ constexpr const char* kOwnVariables[] = {
     "GTRAIN_CHECKPOINT_NEWEST",
     "GTRAIN_CHECKPOINT_ON_ERROR",
     "GTRAIN_CHECKPOINT_PEERS",
-    "GTRAIN_CHECKPOINT_SECRET",
     "GTRAIN_CHECKPOINT_READ_ONLY",
     "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
     "GTRAIN_COMPRESSION",
     "GTRAIN_ELASTIC",
     "GTRAIN_GLOBAL_BATCH",
+    "GTRAIN_JOB_SECRET",
     "GTRAIN_KEEPER_SOCKET",
     "GTRAIN_LIVE_JOBS",
     "GTRAIN_MESH",
@@ -304,6 +303,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
       {"GTRAIN_RUN_DIR", grant.run_dir},
   };
   for (const auto& [name, value] : own) env[name] = value;
+  if (!grant.near_secret.empty()) env["GTRAIN_JOB_SECRET"] = grant.near_secret;
   // Its RANK is none of the world: a program that would not wait for its place ends with an error.
   if (rank >= grant.world_size) env["GTRAIN_WAITS"] = "1";
   return env;
