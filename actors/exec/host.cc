@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/rng.h"
+#include "base/status_macros.h"
 #include "base/threads.h"
 #include "base/units.h"
 
@@ -25,36 +26,6 @@ constexpr size_t kReasonsKept = 1024;  // why actors ended
 constexpr absl::Duration kIdleLook = absl::Seconds(60);
 
 thread_local bool inside_actor = false;
-
-struct Actor;
-
-// What an actor is to do: to be made first, then calls.
-struct Work {
-  std::shared_ptr<Actor> actor;
-  int method = -1;  // below 0: it is made
-  std::string arguments;
-  Reply reply;  // null: its caller has heard something
-  std::optional<std::multimap<Instant, Work*>::iterator> timer;
-  std::list<std::unique_ptr<Work>>::iterator place;  // in the mailbox, until it is begun
-  Instant deadline;
-  bool begun = false;
-};
-
-struct Actor {
-  ActorAddress address;
-  std::shared_ptr<const ActorClass> type;
-  SpawnOptions options;
-  std::string arguments;  // of which it is made anew
-  void* self = nullptr;
-  std::list<std::unique_ptr<Work>> mailbox;
-  size_t mailbox_bytes = 0;
-  std::vector<Instant> crashes;  // within kRestartWindow
-  bool scheduled = false;        // in the queue of those that have work
-  bool inside = false;           // a thread is in a function of its class
-  bool busy = false;             // a call was begun and not answered
-  bool broken = false;
-  bool ended = false;
-};
 
 // Replies that are made when the lock is released.
 struct Heard {
@@ -87,6 +58,36 @@ absl::StatusOr<ActorAddress> ActorAddress::Parse(absl::string_view bytes) {
 }
 
 class Host::Core : public std::enable_shared_from_this<Host::Core> {
+  struct Actor;
+
+  // What an actor is to do: to be made first, then calls.
+  struct Work {
+    std::shared_ptr<Actor> actor;
+    int method = -1;  // below 0: it is made
+    std::string arguments;
+    Reply reply;  // null: its caller has heard something
+    std::optional<std::multimap<Instant, Work*>::iterator> timer;
+    std::list<std::unique_ptr<Work>>::iterator place;  // in the mailbox, until it is begun
+    Instant deadline;
+    bool begun = false;
+  };
+
+  struct Actor {
+    ActorAddress address;
+    std::shared_ptr<const ActorClass> type;
+    SpawnOptions options;
+    std::string arguments;  // of which it is made anew
+    void* self = nullptr;
+    std::list<std::unique_ptr<Work>> mailbox;
+    size_t mailbox_bytes = 0;
+    std::vector<Instant> crashes;  // within kRestartWindow
+    bool scheduled = false;        // in the queue of those that have work
+    bool inside = false;           // a thread is in a function of its class
+    bool busy = false;             // a call was begun and not answered
+    bool broken = false;
+    bool ended = false;
+  };
+
  public:
   Core(const HostOptions& options, const Clock& clock) : options_(options), clock_(clock) {
     Rng rng = Rng::FromSystem();
@@ -112,6 +113,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     Tell(heard);
     {
       MutexLock lock(&mutex_);
+      if (stopping_) return;
       over = mutex_.AwaitFor(options_.close_within,
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return alive_ == 0; });
       stopping_ = true;
@@ -123,6 +125,13 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         thread.detach();
       }
     }
+  }
+
+  absl::StatusOr<std::string> SignatureOf(absl::string_view type) const {
+    MutexLock lock(&mutex_);
+    const auto known = classes_.find(type);
+    if (known == classes_.end()) return NoClass(type);
+    return known->second->signature;
   }
 
   absl::Status Register(ActorClass type) {
@@ -149,8 +158,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       if (closing_) {
         status = absl::CancelledError("the host is closed");
       } else if (known == classes_.end()) {
-        status = absl::NotFoundError(absl::StrCat("no class ", type, " is registered here: is gtrain::Actor<",
-                                                  type, ", ...> in this program?"));
+        status = NoClass(type);
       } else {
         auto actor = std::make_shared<Actor>();
         actor->address = self_;
@@ -171,25 +179,28 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
             Reply reply) {
-    absl::Status status;
-    {
-      MutexLock lock(&mutex_);
-      const std::shared_ptr<Actor> actor = Find(address);
-      if (actor == nullptr) {
-        status = NotFound(address);
-      } else {
-        status = MayCall(*actor, method, arguments.size());
-      }
-      if (status.ok()) {
-        auto work = std::make_unique<Work>();
-        work->method = method;
-        work->arguments = std::move(arguments);
-        work->reply = std::move(reply);
-        Queue(actor, std::move(work), timeout);
-        return;
-      }
-    }
-    reply(status, {});
+    const absl::Status status = Enqueue(address, method, arguments, timeout, reply);
+    if (reply) reply(status, {});
+  }
+
+  bool CallIfRoom(const ActorAddress& address, int method, std::string& arguments, absl::Duration timeout,
+                  Reply& reply) {
+    const absl::Status status = Enqueue(address, method, arguments, timeout, reply);
+    if (absl::IsResourceExhausted(status)) return false;
+    if (reply) std::exchange(reply, nullptr)(status, {});
+    return true;
+  }
+
+  bool Post(absl::AnyInvocable<void()>& task) {
+    MutexLock lock(&mutex_);
+    if (closing_) return false;
+    tasks_.push_back(std::move(task));
+    return true;
+  }
+
+  bool Lives(uint64_t number) const {
+    MutexLock lock(&mutex_);
+    return actors_.contains(number);
   }
 
   void End(const ActorAddress& address, absl::string_view reason) {
@@ -209,6 +220,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       Actor& actor = *work->actor;
       actor.busy = false;
       --begun_;
+      ++answered_;
       if (crashed) actor.broken = true;
       Schedule(work->actor);
     }
@@ -216,13 +228,15 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     if (work->reply) work->reply(status, result);
   }
 
+  const ActorAddress& address() const { return self_; }
+
   absl::Duration Left(Instant deadline) const {
     return std::max(absl::ZeroDuration(), deadline - clock_.Now());
   }
 
   Counts counts() const {
     MutexLock lock(&mutex_);
-    return {alive_, waiting_, begun_};
+    return {alive_, waiting_, begun_, answered_};
   }
 
  private:
@@ -239,6 +253,26 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     const std::shared_ptr<Core> core_;
     Work* const work_;  // nobody else deletes it
   };
+
+  static absl::Status NoClass(absl::string_view type) {
+    return absl::NotFoundError(absl::StrCat("no class ", type, " is registered here: is gtrain::Actor<", type,
+                                            ", ...> in this program?"));
+  }
+
+  // An error leaves all as it was.
+  absl::Status Enqueue(const ActorAddress& address, int method, std::string& arguments,
+                       absl::Duration timeout, Reply& reply) {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<Actor> actor = Find(address);
+    if (actor == nullptr) return NotFound(address);
+    GT_RETURN_IF_ERROR(MayCall(*actor, method, arguments.size()));
+    auto work = std::make_unique<Work>();
+    work->method = method;
+    work->arguments = std::move(arguments);
+    work->reply = std::exchange(reply, nullptr);
+    Queue(actor, std::move(work), timeout);
+    return absl::OkStatus();
+  }
 
   std::shared_ptr<Actor> Find(const ActorAddress& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (address.host_high != self_.host_high || address.host_low != self_.host_low) return nullptr;
@@ -330,16 +364,28 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void Run() {
     for (;;) {
       std::shared_ptr<Actor> actor;
+      absl::AnyInvocable<void()> task;
       {
         MutexLock lock(&mutex_);
-        const auto ready = [this]()
-                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !ready_.empty(); };
+        const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return stopping_ || !ready_.empty() || !tasks_.empty();
+        };
         if (!mutex_.AwaitFor(kIdleLook, ready)) continue;
-        if (ready_.empty()) return;
-        actor = std::move(ready_.front());
-        ready_.pop_front();
-        actor->scheduled = false;
-        actor->inside = true;
+        if (!tasks_.empty()) {
+          task = std::move(tasks_.front());
+          tasks_.pop_front();
+        } else if (ready_.empty()) {
+          return;
+        } else {
+          actor = std::move(ready_.front());
+          ready_.pop_front();
+          actor->scheduled = false;
+          actor->inside = true;
+        }
+      }
+      if (task) {
+        task();
+        continue;
       }
       inside_actor = true;
       RunOne(actor);
@@ -383,9 +429,12 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Destroy(Actor& actor) {
     if (actor.self != nullptr) actor.type->destroy(std::exchange(actor.self, nullptr));
-    MutexLock lock(&mutex_);
-    actor.ended = false;  // it is done, and not scheduled again
-    --alive_;
+    {
+      MutexLock lock(&mutex_);
+      actor.ended = false;  // it is done, and not scheduled again
+      --alive_;
+    }
+    if (options_.on_end) options_.on_end(actor.address.number);
   }
 
   void Make(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work) {
@@ -485,9 +534,10 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   std::unordered_map<uint64_t, std::shared_ptr<Actor>> actors_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> reasons_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Actor>> ready_ ABSL_GUARDED_BY(mutex_);
+  std::deque<absl::AnyInvocable<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
   uint64_t timer_changes_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0, answered_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t alive_ ABSL_GUARDED_BY(mutex_) = 0, waiting_ ABSL_GUARDED_BY(mutex_) = 0,
                 begun_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false, stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -497,6 +547,7 @@ Host::Host(const HostOptions& options, const Clock& clock) : core_(std::make_sha
   core_->Start();
 }
 Host::~Host() { core_->Close(); }
+void Host::Close() { core_->Close(); }
 
 absl::Status Host::Register(ActorClass type) { return core_->Register(std::move(type)); }
 void Host::Spawn(absl::string_view type, const SpawnOptions& options, std::string arguments,
@@ -508,6 +559,16 @@ void Host::Call(const ActorAddress& address, int method, std::string arguments, 
   core_->Call(address, method, std::move(arguments), timeout, std::move(reply));
 }
 void Host::End(const ActorAddress& address, absl::string_view reason) { core_->End(address, reason); }
+bool Host::CallIfRoom(const ActorAddress& address, int method, std::string& arguments, absl::Duration timeout,
+                      Reply& reply) {
+  return core_->CallIfRoom(address, method, arguments, timeout, reply);
+}
+bool Host::Post(absl::AnyInvocable<void()>& task) { return core_->Post(task); }
+bool Host::Lives(uint64_t number) const { return core_->Lives(number); }
+absl::StatusOr<std::string> Host::SignatureOf(absl::string_view type) const {
+  return core_->SignatureOf(type);
+}
+ActorAddress Host::address() const { return core_->address(); }
 bool Host::Inside() { return inside_actor; }
 Host::Counts Host::counts() const { return core_->counts(); }
 

@@ -29,6 +29,8 @@ struct HostOptions {
   size_t mailbox_calls = 1024;
   size_t mailbox_bytes = size_t{64} << 20;
   absl::Duration close_within = absl::Seconds(30);  // for the calls that have begun
+  // An actor is no more; called once for each, without locks, from any thread. May be null.
+  std::function<void(uint64_t number)> on_end;
 };
 
 // Names an actor of any host, for ever: no other one gets its number.
@@ -72,12 +74,12 @@ class Host {
   // `clock` outlives it, and what the destructor leaves to itself. Throws std::system_error where no thread
   // can be started.
   Host(const HostOptions& options, const Clock& clock);
-  // Ends all actors and waits until the calls that have begun are answered, `close_within` at most: what
-  // runs then is left to itself. Not from inside of an actor.
-  ~Host();
+  ~Host();  // closes it
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
 
+  // kNotFound: it is not registered here.
+  absl::StatusOr<std::string> SignatureOf(absl::string_view type) const;
   // kAlreadyExists: there is a class of this name with another signature.
   absl::Status Register(ActorClass type);
   // The reply is an address. kNotFound: no such class. Other errors are those of `create`.
@@ -88,7 +90,21 @@ class Host {
   // ended before it began.
   void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
             Reply reply);
+  // Call, for those that can wait: false where the mailbox is full, and nothing was taken then.
+  bool CallIfRoom(const ActorAddress& address, int method, std::string& arguments, absl::Duration timeout,
+                  Reply& reply);
   void End(const ActorAddress& address, absl::string_view reason);
+  // A thread of the host runs this, before calls that wait. False: the host is closed, and nothing was taken.
+  // What goes on when a call has been answered belongs there, and not in whichever thread hears of it.
+  bool Post(absl::AnyInvocable<void()>& task);
+  bool Lives(uint64_t number) const;
+  // Of the actors that it makes: `number` is theirs.
+  ActorAddress address() const;
+
+  // Ends all actors and waits until the calls that have begun are answered, `close_within` at most: what
+  // runs then is left to itself. Everything else is answered as by one that has no actors. Not from inside of
+  // an actor; one thread, once.
+  void Close();
 
   // This thread is inside of an actor, which must not wait for calls.
   static bool Inside();
@@ -97,6 +113,7 @@ class Host {
     size_t actors = 0;   // that live, or are being ended
     size_t waiting = 0;  // calls in mailboxes
     size_t begun = 0;
+    uint64_t answered = 0;  // since the host was made
   };
   Counts counts() const;
 

@@ -50,12 +50,6 @@ inline constexpr std::chrono::milliseconds kCallTimeout = std::chrono::seconds(6
 
 namespace internal {
 
-// The one of this process.
-inline gtrain_actors*& Engine() {
-  static gtrain_actors* engine = nullptr;
-  return engine;
-}
-
 inline int64_t Milliseconds(std::chrono::nanoseconds timeout) {
   std::chrono::nanoseconds left = timeout;
   if (const auto& deadline = CallDeadline())
@@ -292,6 +286,14 @@ class ActorGroup {
   std::vector<Owner<T>> owners_;
 };
 
+// How actors are spread over the processes of a job.
+enum class Spread {
+  kProcesses = GTRAIN_SPREAD_PROCESSES,  // the process with the fewest actors that this one has made
+  kNodes = GTRAIN_SPREAD_NODES,          // the machine with the fewest, there the process with the fewest
+  kPack = GTRAIN_SPREAD_PACK,            // this machine, the process with the fewest
+  kHere = GTRAIN_SPREAD_HERE,            // this process
+};
+
 // How an actor is made and kept. Setters return the options, so that they are written in one line.
 class Spawn {
  public:
@@ -306,11 +308,24 @@ class Spawn {
     timeout_ = timeout;
     return *this;
   }
+  // In which process; the one with the fewest actors of this one unless it is said.
+  Spawn& On(Spread spread) {
+    spread_ = spread;
+    return *this;
+  }
+  // In the process that has this rank now.
+  Spawn& OnRank(int rank) {
+    rank_ = rank;
+    return *this;
+  }
   int restarts() const { return restarts_; }
+  Spread spread() const { return spread_; }
+  int rank() const { return rank_; }
   std::chrono::nanoseconds within() const { return timeout_; }
 
  private:
-  int restarts_ = 3;
+  int restarts_ = 3, rank_ = -1;
+  Spread spread_ = Spread::kProcesses;
   std::chrono::nanoseconds timeout_ = kCallTimeout;
 };
 
@@ -320,34 +335,38 @@ struct ClusterOptions {
   int64_t mailbox_bytes = 0;  // of their arguments; 0: 64 MiB
 };
 
-// The actors of this process, one cluster at a time.
+// The actors of a job, as one of its processes sees them; one cluster at a time.
 class Cluster {
  public:
+  // Of this process alone.
   static Result<std::unique_ptr<Cluster>> Open(const ClusterOptions& options = {}) {
-    if (internal::Engine() != nullptr)
-      return Status(StatusCode::kAlreadyExists, "this process has a cluster: one at a time");
-    gtrain_actors_options c{sizeof(c), options.threads, options.mailbox_calls, options.mailbox_bytes};
-    gtrain_actors* made = nullptr;
-    Status status = internal::Call(gtrain_actors_open, static_cast<gtrain_session*>(nullptr), &c, &made);
-    for (const auto fill : internal::Registered()) {
-      gtrain_actor_class type{};
-      fill(&type);
-      if (status.ok()) status = internal::Call(gtrain_actors_register, made, &type);
-    }
-    if (!status.ok()) {
-      gtrain_actors_free(made);
-      return status;
-    }
-    internal::Engine() = made;
-    return std::unique_ptr<Cluster>(new Cluster());
+    return Open(static_cast<gtrain_session*>(nullptr), options);
   }
-  // Ends all actors, when each has ended the call that it has begun.
+  // Of all ranks of a job, which all call this: it blocks until they have. The session is one that stays, and
+  // is the cluster's from here on: nobody else calls its Rejoin.
+  static Result<std::unique_ptr<Cluster>> Open(const Session& session, const ClusterOptions& options = {}) {
+    return Open(session.handle(), options);
+  }
+  // Ends the actors of this process, when each has ended the call that it has begun.
   ~Cluster() {
     gtrain_actors_free(internal::Engine());
     internal::Engine() = nullptr;
   }
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
+
+  // Blocks until this process is to run the driver (true), or the driver has ended elsewhere (false).
+  // kUnavailable: the generation is over: exit with 75.
+  Result<bool> AwaitTurn() {
+    int drives = 0;
+    const Status status = internal::Call(gtrain_actors_await_turn, internal::Engine(), &drives);
+    if (!status.ok()) return status;
+    return drives != 0;
+  }
+  // The driver has ended well: the other processes end, too.
+  void Finish() { gtrain_actors_finish(internal::Engine()); }
+  // That may have actors, this one counted.
+  int processes() const { return gtrain_actors_processes(internal::Engine()); }
 
   template <typename T, typename... Given>
   Future<Owner<T>> Spawn(const gtrain::Spawn& options, Given&&... given) {
@@ -367,7 +386,8 @@ class Cluster {
     using Answered = internal::Answered<Owner<T>, decltype(owner)>;
     auto* answered = new Answered(owner);
     Future<Owner<T>> future(answered->outcome());
-    const gtrain_spawn_options c{sizeof(c), options.restarts()};
+    const gtrain_spawn_options c{sizeof(c), options.restarts(), static_cast<int32_t>(options.spread()),
+                                 options.rank()};
     gtrain_actors_spawn(internal::Engine(), internal::ActorName<T>().c_str(), &c, packed.data(),
                         packed.size(), internal::Milliseconds(options.within()), &Answered::Reply, answered);
     return future;
@@ -389,22 +409,47 @@ class Cluster {
 
  private:
   Cluster() = default;
+  static Result<std::unique_ptr<Cluster>> Open(gtrain_session* session, const ClusterOptions& options) {
+    if (internal::Engine() != nullptr)
+      return Status(StatusCode::kAlreadyExists, "this process has a cluster: one at a time");
+    gtrain_actors_options c{sizeof(c), options.threads, options.mailbox_calls, options.mailbox_bytes};
+    gtrain_actors* made = nullptr;
+    Status status = internal::Call(gtrain_actors_open, session, &c, &made);
+    for (const auto fill : internal::Registered()) {
+      gtrain_actor_class type{};
+      fill(&type);
+      if (status.ok()) status = internal::Call(gtrain_actors_register, made, &type);
+    }
+    internal::Engine() = made;  // what others spawn may call as soon as it is there
+    if (status.ok()) status = internal::Call(gtrain_actors_join, made);
+    if (status.ok()) return std::unique_ptr<Cluster>(new Cluster());
+    gtrain_actors_free(made);
+    internal::Engine() = nullptr;
+    return status;
+  }
 };
 
-// Runs a driver: a Task that gets the cluster. Returns the exit code that gtrain understands: 0; 75 to be
-// run again; 1 with the error on stderr.
+// Runs a program of actors. All ranks of the job are hosts of them; one of them, rank 0 first, runs the
+// driver, a Task that gets the cluster. Returns the exit code that gtrain understands: 0, when the driver has
+// ended well; 75 to be run again; 1 with the error on stderr.
 template <typename Driver>
 requires std::invocable<Driver, Cluster&>
 int Main(int /*argc*/, char** /*argv*/, Driver driver) {
-  Result<Session> session = Session::Join();
+  SessionOptions options;
+  options.stays = true;
+  Result<Session> session = Session::Join(options);
   Status status = session.status();
-  if (session.ok() && session->world_size() > 1) {
-    status = Status(StatusCode::kUnimplemented,
-                    "actors on several ranks are not built yet: run this program with one");
-  } else if (session.ok()) {
-    Result<std::unique_ptr<Cluster>> cluster = Cluster::Open();
+  if (session.ok()) {
+    Result<std::unique_ptr<Cluster>> cluster = Cluster::Open(*session);
     status = cluster.status();
-    if (cluster.ok()) status = internal::RunToEnd(driver(**cluster)).status();
+    if (cluster.ok()) {
+      const Result<bool> drives = (*cluster)->AwaitTurn();
+      status = drives.status();
+      if (drives.ok() && *drives) {
+        status = internal::RunToEnd(driver(**cluster)).status();
+        if (status.ok()) (*cluster)->Finish();
+      }
+    }
   }
   if (status.ok()) return 0;
   std::fprintf(stderr, "gtrain: %s\n", status.ToString().c_str());

@@ -109,9 +109,28 @@ typedef struct {
 typedef void (*gtrain_reply_function)(void* user, gtrain_status status, const char* message, const void* data,
                                       size_t size);
 
-/* Calls and actors of this process. `session` may be NULL. Options may be NULL. */
+/* Actors of this process. `session` is one that stays (gtrain_session_join_to_stay), or NULL for a process
+ * alone, and must not be used to rejoin from here on. Options may be NULL. */
 GTRAIN_API gtrain_status gtrain_actors_open(gtrain_session* session, const gtrain_actors_options* options,
                                             gtrain_actors** out, gtrain_error* error);
+/* From now on the other ranks of the job are there, too. All call it, when they have registered their
+ * classes: it blocks until they have. FAILED_PRECONDITION: another rank runs no actors. NOT_FOUND:
+ * libgtrain_net.so is missing. */
+GTRAIN_API gtrain_status gtrain_actors_join(gtrain_actors* actors, gtrain_error* error);
+/* Blocks until this process is to run the driver of the program (*drives is 1), or the driver, which runs in
+ * another process, has ended (0): then it ends, too. In a job alone the driver is in its one process, else in
+ * rank 0; when that is lost in a job with `elastic: {mode: in-place}`, in another rank. UNAVAILABLE: the
+ * generation is over: exit with 75. */
+GTRAIN_API gtrain_status gtrain_actors_await_turn(gtrain_actors* actors, int* drives, gtrain_error* error);
+/* The driver has ended well: the other processes are told so. Blocks for 11 s at most. */
+GTRAIN_API void gtrain_actors_finish(gtrain_actors* actors);
+/* Processes that may have actors, this one counted. */
+GTRAIN_API int gtrain_actors_processes(const gtrain_actors* actors);
+/* `task` is called once, by a thread that runs actors, before it begins other calls. FAILED_PRECONDITION:
+ * the actors are being freed, and it is not. */
+GTRAIN_API gtrain_status gtrain_actors_post(gtrain_actors* actors, void (*task)(void* user), void* user,
+                                            gtrain_error* error);
+
 /* Ends all actors, when each has ended the call that it has begun; other calls are CANCELLED. Not from
  * inside an actor. */
 GTRAIN_API void gtrain_actors_free(gtrain_actors* actors);
@@ -120,17 +139,30 @@ GTRAIN_API void gtrain_actors_free(gtrain_actors* actors);
 GTRAIN_API gtrain_status gtrain_actors_register(gtrain_actors* actors, const gtrain_actor_class* type,
                                                 gtrain_error* error);
 
+enum {
+  GTRAIN_SPREAD_PROCESSES = 0, /* the process that has the fewest actors of this one */
+  GTRAIN_SPREAD_NODES = 1,     /* the machine with the fewest, there the process with the fewest */
+  GTRAIN_SPREAD_PACK = 2,      /* this machine, the process with the fewest */
+  GTRAIN_SPREAD_HERE = 3       /* this process */
+};
+
 typedef struct {
   size_t size;      /* sizeof(gtrain_spawn_options) */
   int32_t restarts; /* of an actor that threw, within an hour: beyond them it ends; below 0: 3 */
+  int32_t spread;   /* GTRAIN_SPREAD_* */
+  int32_t rank;     /* instead of it, the process with this rank now; below 0: none */
 } gtrain_spawn_options;
 
 /* What is replied is the reference of the actor, bytes that may be kept and sent. `timeout_ms` above 0.
- * Options may be NULL. */
+ * Options may be NULL. NOT_FOUND: there is no such rank, or no such class there. FAILED_PRECONDITION: the
+ * class is another one there. UNAVAILABLE: the process that was chosen is gone. The actor ends with this
+ * process. */
 GTRAIN_API void gtrain_actors_spawn(gtrain_actors* actors, const char* type,
                                     const gtrain_spawn_options* options, const void* arguments, size_t size,
                                     int64_t timeout_ms, gtrain_reply_function reply, void* user);
-/* RESOURCE_EXHAUSTED: its mailbox is full, so await some calls before making others; the call has not run.
+/* RESOURCE_EXHAUSTED: its mailbox is full, or 1,024 calls to an actor of another process have no answer, so
+ * await some calls before making others; the call has not run. UNAVAILABLE: the process of the actor is gone,
+ * and the message says whether the call may have run.
  * NOT_FOUND: there is no such actor any more. DEADLINE_EXCEEDED: it may have run, or run later, unless
  * the message says that it had not begun: those never run. INVALID_ARGUMENT: the arguments are not the
  * method's. UNKNOWN: the method threw. Calls of one thread to one actor run in the order in which they were

@@ -1,5 +1,6 @@
 // Futures, and coroutines that await them.
 #pragma once
+#include <gtrain/actor_c.h>
 #include <gtrain/status.h>
 
 #include <chrono>
@@ -44,6 +45,12 @@ inline bool& MustNotWait() {
   return must_not;
 }
 
+// The actors of this process.
+inline gtrain_actors*& Engine() {
+  static gtrain_actors* engine = nullptr;
+  return engine;
+}
+
 // Code that resumes coroutines runs them, too.
 class NoWaiting {
  public:
@@ -65,6 +72,19 @@ class Waiter {
   ~Waiter() = default;
 };
 
+// What goes on when something has ended runs on a thread that runs actors: whoever heard of it has other
+// things to do.
+inline void Resume(Waiter* waiter) {
+  const auto go_on = [](void* user) {
+    const NoWaiting no_waiting;
+    static_cast<Waiter*>(user)->Done().resume();
+  };
+  if (gtrain_actors_inside() == 0 && Engine() != nullptr &&
+      gtrain_actors_post(Engine(), go_on, waiter, nullptr) == GTRAIN_OK)
+    return;
+  go_on(waiter);
+}
+
 // What a call comes to. Shared by who waits and who answers.
 template <typename T>
 class Outcome {
@@ -77,9 +97,7 @@ class Outcome {
       waiter = std::exchange(waiter_, nullptr);
     }
     set_.notify_all();
-    if (waiter == nullptr) return;
-    const NoWaiting no_waiting;
-    waiter->Done().resume();
+    if (waiter != nullptr) Resume(waiter);
   }
   // False: it is there already.
   bool Await(Waiter* waiter) {

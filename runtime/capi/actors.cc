@@ -10,14 +10,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "actors/exec/host.h"
+#include "actors/exec/cluster.h"
 #include "actors/values/values.h"
 #include "base/clock.h"
 #include "base/logging.h"
+#include "base/module.h"
 #include "base/mutex.h"
 #include "base/rate_limit.h"
 #include "base/status_macros.h"
 #include "gtrain/actor_c.h"
+#include "net/port/net_module.h"
 #include "runtime/capi/handles.h"
 
 struct gtrain_packer {
@@ -28,7 +30,7 @@ struct gtrain_packer {
 struct gtrain_actors {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
-  std::unique_ptr<gtrain::actors::Host> host;
+  std::unique_ptr<gtrain::actors::Cluster> cluster;
 };
 
 namespace gtrain::capi {
@@ -74,6 +76,62 @@ absl::Status TakeNext(gtrain_unpacker* unpacker, gtrain_value* out) {
   return absl::OkStatus();
 }
 
+constexpr absl::Duration kJoinWithin = absl::Minutes(10);
+
+// How the ranks of a job find each other: the generations of a session.
+class SessionGathering final : public actors::Gathering {
+ public:
+  explicit SessionGathering(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view own, absl::Duration timeout) override {
+    return session_->AllGather(own, timeout);
+  }
+  int rank() const override { return session_->rank(); }
+  std::vector<int> left() const override { return session_->left(); }
+  absl::Status AwaitNext(absl::Duration timeout) override {
+    const uint64_t before = session_->generation();
+    const absl::Status status =
+        session_->Rejoin({.join_timeout = timeout, .stays = true, .over_timeout = timeout});
+    // It may have begun with some of its ranks still coming: they meet in the next AllGather.
+    if (absl::IsDeadlineExceeded(status) && session_->generation() != before) return absl::OkStatus();
+    return status;
+  }
+  void Report(uint64_t answered) override { session_->Report({.step = static_cast<int64_t>(answered)}); }
+
+ private:
+  const std::shared_ptr<Session> session_;
+};
+
+absl::StatusOr<const port::NetModule*> LoadNet() {
+  constexpr char kModule[] = "libgtrain_net.so";
+  GT_ASSIGN_OR_RETURN(void* const module,
+                      LoadModule(kModule, "GTRAIN_NET_MODULE", "actors on several ranks need"));
+  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, port::kNetModuleEntry, kModule));
+  const port::NetModule* net = reinterpret_cast<const port::NetModule* (*)()>(entry)();
+  if (net->abi != port::kNetModuleAbi)
+    return absl::FailedPreconditionError(absl::StrCat(kModule, " belongs to another version of gtrain"));
+  return net;
+}
+
+// None: the process is alone.
+absl::StatusOr<std::optional<actors::ClusterNetwork>> NetworkOf(const std::shared_ptr<Session>& session) {
+  if (session == nullptr || !session->managed() || (session->world_size() == 1 && !session->in_place()))
+    return std::nullopt;
+  actors::ClusterNetwork network;
+  GT_ASSIGN_OR_RETURN(const Session::Reach reach, session->reach());
+  if (reach.secret.empty()) {
+    return absl::FailedPreconditionError(
+        "GTRAIN_JOB_SECRET is not set: actors on several ranks need it, and an agent of another version of "
+        "gtrain has started this process");
+  }
+  GT_ASSIGN_OR_RETURN(network.net, LoadNet());
+  network.gathering = std::make_unique<SessionGathering>(session);
+  network.secret = reach.secret;
+  network.address = reach.address;
+  network.node = reach.node;
+  network.join_timeout = kJoinWithin;
+  return network;
+}
+
 absl::Status Open(gtrain_session* session, const gtrain_actors_options* options, gtrain_actors** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
@@ -96,9 +154,15 @@ absl::Status Open(gtrain_session* session, const gtrain_actors_options* options,
     handle->session = session->session;
   }
   static const auto* const clock = new RealClock;  // threads that are left to themselves may outlive main()
-  handle->host = std::make_unique<actors::Host>(host, *clock);
+  handle->cluster = std::make_unique<actors::Cluster>(host, *clock);
   *out = handle.release();
   return absl::OkStatus();
+}
+
+absl::Status JoinCluster(gtrain_actors* handle) {
+  GT_RETURN_IF_ERROR(CheckHandle(handle));
+  GT_ASSIGN_OR_RETURN(auto network, NetworkOf(handle->session));
+  return network ? handle->cluster->Join(*std::move(network)) : absl::OkStatus();
 }
 
 absl::Status Register(gtrain_actors* handle, const gtrain_actor_class* in) {
@@ -124,7 +188,7 @@ absl::Status Register(gtrain_actors* handle, const gtrain_actor_class* in) {
                                                  actors::BegunCall* begun) {
     call(user, self, method, data.data(), data.size(), reinterpret_cast<gtrain_call*>(begun));
   };
-  return handle->host->Register(std::move(type));
+  return handle->cluster->Register(std::move(type));
 }
 
 // A few at once and then one a second: who tells more than a mailbox takes does so in a loop.
@@ -238,6 +302,39 @@ gtrain_status gtrain_actors_open(gtrain_session* session, const gtrain_actors_op
 }
 void gtrain_actors_free(gtrain_actors* actors) { gtrain::capi::FreeHandle(actors); }
 
+gtrain_status gtrain_actors_join(gtrain_actors* actors, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::JoinCluster(actors); });
+}
+gtrain_status gtrain_actors_await_turn(gtrain_actors* actors, int* drives, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    if (drives == nullptr) return absl::InvalidArgumentError("`drives` is NULL");
+    GT_ASSIGN_OR_RETURN(const bool own, actors->cluster->AwaitTurn());
+    *drives = own ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+void gtrain_actors_finish(gtrain_actors* actors) {
+  (void)Call(nullptr, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    actors->cluster->Finish();
+    return absl::OkStatus();
+  });
+}
+int gtrain_actors_processes(const gtrain_actors* actors) {
+  return CheckHandle(actors).ok() ? actors->cluster->processes() : 0;
+}
+gtrain_status gtrain_actors_post(gtrain_actors* actors, void (*task)(void* user), void* user,
+                                 gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    if (task == nullptr) return absl::InvalidArgumentError("`task` is NULL");
+    absl::AnyInvocable<void()> run = [task, user] { task(user); };
+    if (actors->cluster->Post(run)) return absl::OkStatus();
+    return absl::FailedPreconditionError("the actors are being freed");
+  });
+}
+
 gtrain_status gtrain_actors_register(gtrain_actors* actors, const gtrain_actor_class* type,
                                      gtrain_error* error) {
   return Call(error, [&] { return gtrain::capi::Register(actors, type); });
@@ -252,12 +349,17 @@ void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_s
     GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
     if (type == nullptr) return absl::InvalidArgumentError("`type` is NULL");
     gtrain::actors::SpawnOptions spawn;
+    gtrain::actors::Placement placement;
     if (options != nullptr) {
       GT_RETURN_IF_ERROR(gtrain::capi::CheckSize(options->size, sizeof(*options), "gtrain_spawn_options"));
       if (options->restarts >= 0) spawn.restarts = options->restarts;
+      if (options->spread < GTRAIN_SPREAD_PROCESSES || options->spread > GTRAIN_SPREAD_HERE)
+        return absl::InvalidArgumentError("`spread` is none of GTRAIN_SPREAD_*");
+      placement.spread = static_cast<gtrain::actors::Spread>(options->spread);
+      if (options->rank >= 0) placement.rank = options->rank;
     }
-    actors->host->Spawn(type, spawn, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
-                        gtrain::capi::ReplyOf(reply, user));
+    actors->cluster->Spawn(type, spawn, placement, std::string(View(arguments, size)),
+                           absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));
     return absl::OkStatus();
   });
   if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
@@ -273,8 +375,8 @@ void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t ref
     GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
     GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorAddress address,
                         gtrain::actors::ActorAddress::Parse(View(reference, reference_size)));
-    actors->host->Call(address, method, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
-                       gtrain::capi::ReplyOf(reply, user));
+    actors->cluster->Call(address, method, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
+                          gtrain::capi::ReplyOf(reply, user));
     return absl::OkStatus();
   });
   if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
@@ -286,7 +388,7 @@ void gtrain_actors_end(gtrain_actors* actors, const void* reference, size_t refe
     GT_RETURN_IF_ERROR(CheckHandle(actors));
     GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorAddress address,
                         gtrain::actors::ActorAddress::Parse(View(reference, reference_size)));
-    actors->host->End(address, reason == nullptr ? "" : reason);
+    actors->cluster->End(address, reason == nullptr ? "" : reason);
     return absl::OkStatus();
   });
 }

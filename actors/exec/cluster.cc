@@ -1,0 +1,394 @@
+#include "actors/exec/cluster.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "actors/plan/frames.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "base/threads.h"
+
+namespace gtrain::actors {
+namespace {
+
+constexpr absl::Duration kLook = absl::Milliseconds(200);  // whether the cluster is being closed
+constexpr absl::Duration kReportEvery = absl::Seconds(1);
+constexpr absl::Duration kFinishWithin = absl::Seconds(10);
+constexpr absl::Duration kEndWithin = absl::Minutes(1);
+constexpr int kMessagesInQueue = 64;  // of a connection: about 16 MiB, or a few long ones
+
+ActorAddress ControlOf(const CallerId& process) {
+  ActorAddress address;
+  address.host_high = process.high;
+  address.host_low = process.low;
+  return address;
+}
+CallerId ProcessOf(const ActorAddress& address) { return {address.host_high, address.host_low}; }
+
+std::string EndArguments(uint64_t number, absl::string_view reason) {
+  std::string bytes(sizeof(number), '\0');
+  std::memcpy(bytes.data(), &number, sizeof(number));
+  return bytes.append(reason.data(), reason.size());
+}
+
+}  // namespace
+
+// Threads of the host that are left to themselves may outlive the cluster.
+struct Cluster::Ends {
+  Mutex mutex;
+  std::function<void(uint64_t)> on_end ABSL_GUARDED_BY(mutex);
+};
+
+Cluster::Cluster(const HostOptions& options, const Clock& clock)
+    : clock_(clock), ends_(std::make_shared<Ends>()) {
+  HostOptions host = options;
+  host.on_end = [ends = ends_](uint64_t actor) {
+    MutexLock lock(&ends->mutex);
+    if (ends->on_end) ends->on_end(actor);
+  };
+  host_ = std::make_unique<Host>(host, clock);
+  self_ = ProcessOf(host_->address());
+  members_ = {{self_, ""}};
+  drives_ = true;
+}
+
+absl::Status Cluster::Join(ClusterNetwork network) {
+  network_ = std::move(network);
+  port::NetOptions net;
+  net.secret = network_->secret;
+  net.message_bytes_max = static_cast<int64_t>(kCallBytesMax) + (1 << 20);
+  net.queue_messages_max = kMessagesInQueue;
+  const bool v6 = network_->address.find(':') != std::string::npos;
+  GT_ASSIGN_OR_RETURN(auto server, network_->net->serve(v6 ? absl::StrCat("[", network_->address, "]:0")
+                                                           : absl::StrCat(network_->address, ":0"),
+                                                        net, &endpoint_));
+  Peers::Options options;
+  options.self = self_;
+  options.connect = [module = network_->net, net](const std::string& endpoint) {
+    return module->connect(endpoint, net);
+  };
+  options.control = [this](const CallerId& caller, uint32_t method, std::string arguments,
+                           absl::Duration timeout,
+                           Reply reply) { OnControl(caller, method, arguments, timeout, std::move(reply)); };
+  options.on_gone = [this](const CallerId& process) { OnGone(process); };
+  peers_ = std::make_unique<Peers>(host_.get(), std::move(server), std::move(options), clock_);
+  {
+    MutexLock lock(&ends_->mutex);
+    ends_->on_end = [this, tell = peers_->OnEnd()](uint64_t actor) {
+      OnEnd(actor);
+      tell(actor);
+    };
+  }
+  MutexLock lock(&mutex_);
+  drives_ = false;
+  gathering_ = StartWithoutSignals([this] { Gather(); });
+  // A driver that ends as this process comes up gathers with nobody.
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
+  return gathered_.value_or(absl::OkStatus());
+}
+
+// The actors' last calls may need the others, and the others their answers.
+Cluster::~Cluster() {
+  {
+    MutexLock lock(&mutex_);
+    closing_ = true;
+  }
+  host_->Close();
+  {
+    MutexLock lock(&ends_->mutex);
+    ends_->on_end = nullptr;
+  }
+  if (gathering_.joinable()) gathering_.join();
+  peers_.reset();
+}
+
+// ---- who is there
+
+void Cluster::Gather() {
+  for (;;) {
+    absl::Status status = GatherOnce();
+    {
+      MutexLock lock(&mutex_);
+      if (status.ok()) gathered_ = status;
+    }
+    if (status.ok() || absl::IsUnavailable(status)) {
+      reported_ = 0;  // each generation has its first step
+      do {
+        ReportProgress();
+        status = network_->gathering->AwaitNext(kLook);
+        const bool left = DriverLeft();
+        MutexLock lock(&mutex_);
+        if (closing_) return;
+        over_ |= left;
+      } while (absl::IsDeadlineExceeded(status));
+    }
+    if (status.ok()) continue;
+    peers_->SetProcesses({});
+    MutexLock lock(&mutex_);
+    gathered_ = status;
+    return;
+  }
+}
+
+// Whether a generation gets anywhere is known by its first step; later ones are for people.
+void Cluster::ReportProgress() {
+  {
+    MutexLock lock(&mutex_);
+    if (!drives_) return;
+  }
+  const uint64_t answered = host_->counts().answered + peers_->answered();
+  const Instant now = clock_.Now();
+  if (answered == reported_ || (reported_ > 0 && now - reported_at_ < kReportEvery)) return;
+  reported_ = answered;
+  reported_at_ = now;
+  network_->gathering->Report(answered);
+}
+
+absl::Status Cluster::GatherOnce() {
+  Introduction own{self_, endpoint_, network_->node, false};
+  {
+    MutexLock lock(&mutex_);
+    own.drives = drives_;
+  }
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> table,
+                      network_->gathering->AllGather(PrintIntroduction(own), network_->join_timeout));
+  return SetMembers(table);
+}
+
+absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
+  std::vector<Introduction> all;
+  std::vector<PeerProcess> others;
+  for (size_t rank = 0; rank < table.size(); ++rank) {
+    absl::StatusOr<Introduction> one = ParseIntroduction(table[rank]);
+    if (!one.ok())
+      return absl::Status(one.status().code(), absl::StrCat("rank ", rank, ": ", one.status().message()));
+    if (one->process != self_) {
+      others.push_back({one->process, one->endpoint, absl::StrCat("rank ", rank, " (", one->node, ")")});
+    }
+    all.push_back(*std::move(one));
+  }
+  {
+    MutexLock lock(&mutex_);
+    members_.clear();
+    for (const Introduction& one : all) members_.push_back({one.process, one.node});
+    rank_ = network_->gathering->rank();
+    driver_ = DriverOf(all);
+    drives_ |= all[driver_].process == self_;
+  }
+  peers_->SetProcesses(std::move(others));
+  return absl::OkStatus();
+}
+
+bool Cluster::DriverLeft() const {
+  const std::vector<int> left = network_->gathering->left();
+  MutexLock lock(&mutex_);
+  // Before this process knows who drives: none ends well before the driver has.
+  return gathered_ ? std::ranges::find(left, static_cast<int>(driver_)) != left.end() : !left.empty();
+}
+
+absl::StatusOr<bool> Cluster::AwaitTurn() {
+  MutexLock lock(&mutex_);
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return over_ || drives_ || (gathered_ && !gathered_->ok());
+  });
+  if (over_) return false;
+  if (gathered_ && !gathered_->ok()) return *gathered_;
+  return true;
+}
+
+void Cluster::Finish() {
+  if (peers_ == nullptr) return;
+  struct Waiting {
+    Mutex mutex;
+    size_t left ABSL_GUARDED_BY(mutex) = 0;
+  };
+  auto waiting = std::make_shared<Waiting>();
+  std::vector<CallerId> others;
+  {
+    MutexLock lock(&mutex_);
+    for (const Member& member : members_) {
+      if (member.process != self_) others.push_back(member.process);
+    }
+  }
+  {
+    MutexLock lock(&waiting->mutex);
+    waiting->left = others.size();
+  }
+  for (const CallerId& process : others) {
+    peers_->Call(ControlOf(process), static_cast<int>(Control::kFinish), "", kFinishWithin,
+                 [waiting](const absl::Status&, absl::string_view) {
+                   MutexLock lock(&waiting->mutex);
+                   --waiting->left;
+                 });
+  }
+  MutexLock lock(&waiting->mutex);
+  waiting->mutex.AwaitFor(kFinishWithin + absl::Seconds(1),
+                          [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(waiting->mutex) { return waiting->left == 0; });
+}
+
+int Cluster::processes() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(members_.size());
+}
+
+// ---- actors
+
+absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement) {
+  MutexLock lock(&mutex_);
+  std::vector<Place> places;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    const auto mine = mine_.find(members_[rank].process);
+    places.push_back({static_cast<int>(rank), members_[rank].node, mine == mine_.end() ? 0 : mine->second});
+  }
+  const std::optional<size_t> at =
+      placement.rank ? PlaceOfRank(places, *placement.rank) : PickPlace(places, placement.spread, rank_);
+  if (!at) {
+    return absl::NotFoundError(placement.rank
+                                   ? absl::StrCat("there is no rank ", *placement.rank,
+                                                  " to spawn on: the job has ", places.size(), " now")
+                                   : "this process is no rank of the job now");
+  }
+  ++mine_[members_[*at].process];
+  return members_[*at].process;
+}
+
+void Cluster::Made(const CallerId& at, bool ok) {
+  if (ok) return;
+  MutexLock lock(&mutex_);
+  const auto mine = mine_.find(at);
+  if (mine != mine_.end() && --mine->second == 0) mine_.erase(mine);
+}
+
+void Cluster::Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
+                    std::string arguments, absl::Duration timeout, Reply reply) {
+  const absl::StatusOr<std::string> signature = host_->SignatureOf(type);
+  if (!signature.ok()) return reply(signature.status(), {});
+  const absl::StatusOr<CallerId> at = Pick(placement);
+  if (!at.ok()) return reply(at.status(), {});
+  Reply made = [this, at = *at, reply = std::move(reply)](const absl::Status& status,
+                                                          absl::string_view result) mutable {
+    Made(at, status.ok());
+    reply(status, result);
+  };
+  if (*at == self_) return host_->Spawn(type, options, std::move(arguments), timeout, std::move(made));
+  SpawnRequest request;
+  request.type = type;
+  request.signature = *signature;
+  request.restarts = options.restarts;
+  request.arguments = arguments;
+  // Nobody has an actor whose spawn took too long.
+  const auto late = [this](absl::string_view result) {
+    if (const auto address = ActorAddress::Parse(result); address.ok())
+      End(*address, "its spawn took too long");
+  };
+  peers_->Call(ControlOf(*at), static_cast<int>(Control::kSpawn), PrintSpawn(request), timeout,
+               std::move(made), late);
+}
+
+void Cluster::Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+                   Reply reply) {
+  if (ProcessOf(address) == self_ || peers_ == nullptr)
+    return host_->Call(address, method, std::move(arguments), timeout, std::move(reply));
+  if (address.number == 0) return reply(absl::NotFoundError("actors are numbered from 1"), {});
+  peers_->Call(address, method, std::move(arguments), timeout, std::move(reply));
+}
+
+void Cluster::End(const ActorAddress& address, absl::string_view reason) {
+  Made(ProcessOf(address), false);
+  if (ProcessOf(address) == self_) return host_->End(address, reason);
+  if (peers_ == nullptr) return;
+  peers_->Call(ControlOf(ProcessOf(address)), static_cast<int>(Control::kEnd),
+               EndArguments(address.number, reason), kEndWithin,
+               [](const absl::Status&, absl::string_view) {});
+}
+
+// ---- what others ask of this process
+
+void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::string& arguments,
+                        absl::Duration timeout, Reply reply) {
+  switch (static_cast<Control>(method)) {
+    case Control::kSpawn:
+      return OnSpawn(caller, arguments, timeout, std::move(reply));
+    case Control::kEnd: {
+      ActorAddress address = host_->address();
+      if (arguments.size() < sizeof(address.number))
+        return reply(absl::InvalidArgumentError("which actor is to end?"), {});
+      std::memcpy(&address.number, arguments.data(), sizeof(address.number));
+      host_->End(address, absl::string_view(arguments).substr(sizeof(address.number)));
+      return reply(absl::OkStatus(), {});
+    }
+    case Control::kFinish: {
+      {
+        MutexLock lock(&mutex_);
+        over_ = true;
+      }
+      return reply(absl::OkStatus(), {});
+    }
+  }
+  reply(absl::UnimplementedError(absl::StrCat("a process has no method ", method)), {});
+}
+
+void Cluster::OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply) {
+  const absl::StatusOr<SpawnRequest> request = ParseSpawn(bytes);
+  if (!request.ok()) return reply(request.status(), {});
+  const absl::StatusOr<std::string> signature = host_->SignatureOf(request->type);
+  if (!signature.ok()) return reply(signature.status(), {});
+  if (*signature != request->signature) {
+    return reply(absl::FailedPreconditionError(absl::StrCat(
+                     "the class ", request->type, " is ", *signature, " there, and ", request->signature,
+                     " where it is spawned: all ranks of a job run one build of the program")),
+                 {});
+  }
+  SpawnOptions options;
+  options.restarts = request->restarts;
+  host_->Spawn(
+      request->type, options, std::string(request->arguments), timeout,
+      [this, caller, reply = std::move(reply)](const absl::Status& status, absl::string_view result) mutable {
+        bool gone = false;
+        const auto address = ActorAddress::Parse(result);
+        if (status.ok() && address.ok()) {
+          MutexLock lock(&mutex_);
+          gone = gone_.contains(caller);
+          if (!gone) {
+            owners_[caller].insert(address->number);
+            owner_of_[address->number] = caller;
+          }
+        }
+        if (gone) host_->End(*address, "the process of its owner has ended");
+        reply(status, result);
+      });
+}
+
+void Cluster::OnGone(const CallerId& process) {
+  std::set<uint64_t> owned;
+  {
+    MutexLock lock(&mutex_);
+    gone_.insert(process);
+    mine_.erase(process);
+    if (const auto it = owners_.find(process); it != owners_.end()) {
+      owned = std::move(it->second);
+      owners_.erase(it);
+    }
+    for (const uint64_t number : owned) owner_of_.erase(number);
+  }
+  ActorAddress address = host_->address();
+  for (const uint64_t number : owned) {
+    address.number = number;
+    host_->End(address, "the process of its owner has ended");
+  }
+}
+
+void Cluster::OnEnd(uint64_t actor) {
+  MutexLock lock(&mutex_);
+  const auto it = owner_of_.find(actor);
+  if (it == owner_of_.end()) return;
+  if (const auto owner = owners_.find(it->second); owner != owners_.end()) {
+    owner->second.erase(actor);
+    if (owner->second.empty()) owners_.erase(owner);
+  }
+  owner_of_.erase(it);
+}
+
+}  // namespace gtrain::actors

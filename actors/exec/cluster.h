@@ -1,0 +1,143 @@
+// The actors of a job as one of its processes sees them: those that it has, and those of the others.
+//
+// All processes of a job are hosts, and one of them runs the program's driver. Who is there is told anew when
+// a generation begins (Gathering); in a job in place the processes that survive keep their actors, their
+// connections and their calls. Nothing here asks the head for a call or a spawn.
+//
+// Thread-safe. Cost: a process keeps about 200 bytes of each other one, and connects to those that it calls.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "actors/exec/host.h"
+#include "actors/exec/peers.h"
+#include "actors/plan/members.h"
+#include "actors/plan/placement.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "net/port/net_module.h"
+
+namespace gtrain::actors {
+
+// How the processes of a job find each other. One thread at a time.
+class Gathering {
+ public:
+  virtual ~Gathering() = default;
+  // What all processes of the generation say, by rank. Unavailable: the generation is over.
+  virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view own,
+                                                             absl::Duration timeout) = 0;
+  virtual int rank() const = 0;  // of this process, in the generation
+  // Ranks whose processes have ended well.
+  virtual std::vector<int> left() const = 0;
+  // Waits so long for the end of the generation, and then for the beginning of the next. DeadlineExceeded: it
+  // goes on. Unavailable: no other one comes for this process.
+  virtual absl::Status AwaitNext(absl::Duration timeout) = 0;
+  // The driver's calls have been answered so often: what the job has for steps.
+  virtual void Report(uint64_t answered) = 0;
+};
+
+struct ClusterNetwork {
+  std::unique_ptr<Gathering> gathering;
+  const port::NetModule* net = nullptr;
+  std::string secret;   // of the job, 64 hex digits
+  std::string address;  // of this machine, numeric
+  std::string node;
+  absl::Duration join_timeout = absl::Minutes(10);
+};
+
+struct Placement {
+  Spread spread = Spread::kProcesses;
+  std::optional<int> rank;  // instead of it
+};
+
+class Cluster {
+ public:
+  // A process alone. `clock` outlives it, and what the destructor leaves to itself.
+  Cluster(const HostOptions& options, const Clock& clock);
+  // Ends the actors of this process as ~Host does.
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  // Before Join: others may spawn one right behind it.
+  absl::Status Register(ActorClass type) { return host_->Register(std::move(type)); }
+  // From now on the other processes are there, too. Blocks until all are. Once, before any spawn.
+  absl::Status Join(ClusterNetwork network);
+  // The reply is an address. Errors are those of Host::Spawn and Peers::Call. kNotFound: there is no such
+  // place. kFailedPrecondition: the class is another one there.
+  void Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
+             std::string arguments, absl::Duration timeout, Reply reply);
+  void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+            Reply reply);
+  // Of an actor that this process has made, or was given to end.
+  void End(const ActorAddress& address, absl::string_view reason);
+  bool Post(absl::AnyInvocable<void()>& task) { return host_->Post(task); }
+
+  // Blocks until this process is to run the driver (true), or the driver has ended (false). kUnavailable: the
+  // generation is over, and no other one comes for this process.
+  absl::StatusOr<bool> AwaitTurn();
+  // The driver has ended well: the other processes are told to, and have a while to hear it.
+  void Finish();
+
+  int processes() const;
+  const std::string& endpoint() const { return endpoint_; }  // where others reach it; of Join
+  Host::Counts counts() const { return host_->counts(); }
+
+ private:
+  struct Member {
+    CallerId process;
+    std::string node;
+  };
+
+  struct Ends;  // hears of actors that have ended, while the cluster lives
+
+  void Gather();
+  void ReportProgress();
+  absl::Status GatherOnce();
+  absl::Status SetMembers(const std::vector<std::string>& table);
+  bool DriverLeft() const;
+  absl::StatusOr<CallerId> Pick(const Placement& placement);
+  void Made(const CallerId& at, bool ok);
+  void OnControl(const CallerId& caller, uint32_t method, const std::string& arguments,
+                 absl::Duration timeout, Reply reply);
+  void OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply);
+  void OnGone(const CallerId& process);
+  void OnEnd(uint64_t actor);
+
+  const Clock& clock_;
+  std::unique_ptr<Host> host_;
+  std::optional<ClusterNetwork> network_;
+  std::string endpoint_;
+  CallerId self_;
+  std::unique_ptr<Peers> peers_;
+  std::shared_ptr<Ends> ends_;
+  std::thread gathering_;
+  uint64_t reported_ = 0;  // of the thread
+  Instant reported_at_;
+
+  mutable Mutex mutex_;
+  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);  // by rank
+  int rank_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t driver_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<CallerId, size_t> mine_ ABSL_GUARDED_BY(mutex_);  // actors that this process has made, and where
+  std::map<CallerId, std::set<uint64_t>> owners_ ABSL_GUARDED_BY(mutex_);  // others, and what they own here
+  std::map<uint64_t, CallerId> owner_of_ ABSL_GUARDED_BY(mutex_);          // the same by actor
+  std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);
+  bool drives_ ABSL_GUARDED_BY(mutex_) = false;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> gathered_ ABSL_GUARDED_BY(mutex_);  // not OK: no more will be
+};
+
+}  // namespace gtrain::actors

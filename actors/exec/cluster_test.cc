@@ -1,0 +1,527 @@
+#include "actors/exec/cluster.h"
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "actors/exec/net_fake.h"
+#include "actors/plan/frames.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "net/zmq/job_net.h"
+
+namespace gtrain::actors {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kSoon = absl::Seconds(60);
+
+// What calls came to, in the order in which it was heard.
+class Answers {
+ public:
+  Reply Taker(int which = 0) {
+    return [state = state_, which](const absl::Status& status, absl::string_view result) {
+      MutexLock lock(&state->mutex);
+      state->heard.push_back({which, status, std::string(result)});
+    };
+  }
+  struct One {
+    int which = 0;
+    absl::Status status;
+    std::string result;
+  };
+  std::vector<One> Await(size_t count) {
+    MutexLock lock(&state_->mutex);
+    if (!state_->mutex.AwaitFor(kSoon, [&] { return state_->heard.size() >= count; }))
+      ADD_FAILURE() << "only " << state_->heard.size() << " answers of " << count;
+    return state_->heard;
+  }
+  absl::StatusOr<std::string> Get() {
+    const std::vector<One> all = Await(1);
+    if (all.empty()) return absl::InternalError("no answer");
+    if (!all[0].status.ok()) return all[0].status;
+    return all[0].result;
+  }
+
+ private:
+  struct State {
+    Mutex mutex;
+    std::vector<One> heard;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+// The generations of a job: which of its processes have which rank.
+class FakeJob {
+ public:
+  void Begin(std::vector<int> processes) {
+    MutexLock lock(&mutex_);
+    processes_ = std::move(processes);
+    blobs_.clear();
+    left_.clear();
+    ++generation_;
+  }
+  void Left(int rank) {
+    MutexLock lock(&mutex_);
+    left_.push_back(rank);
+  }
+
+  class Gatherer final : public Gathering {
+   public:
+    Gatherer(FakeJob* job, int process) : job_(job), process_(process) {
+      MutexLock lock(&job_->mutex_);
+      generation_ = job_->generation_;
+      rank_ = job_->RankOf(process_);
+    }
+    absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view own,
+                                                       absl::Duration timeout) override {
+      MutexLock lock(&job_->mutex_);
+      job_->blobs_[rank_] = std::string(own);
+      job_->mutex_.AwaitFor(timeout, [&] {
+        return job_->generation_ != generation_ || !job_->left_.empty() ||
+               job_->blobs_.size() == job_->processes_.size();
+      });
+      if (job_->blobs_.size() < job_->processes_.size())
+        return absl::UnavailableError("a rank has left, or the generation is over");
+      if (job_->generation_ != generation_) return absl::UnavailableError("the generation is over");
+      std::vector<std::string> table;
+      for (const auto& [rank, blob] : job_->blobs_) table.push_back(blob);
+      return table;
+    }
+    int rank() const override { return rank_; }
+    std::vector<int> left() const override {
+      MutexLock lock(&job_->mutex_);
+      return job_->left_;
+    }
+    absl::Status AwaitNext(absl::Duration timeout) override {
+      MutexLock lock(&job_->mutex_);
+      if (!job_->mutex_.AwaitFor(timeout, [&] { return job_->generation_ != generation_; }))
+        return absl::DeadlineExceededError("it goes on");
+      generation_ = job_->generation_;
+      rank_ = job_->RankOf(process_);
+      return rank_ < 0 ? absl::UnavailableError("the generation is over") : absl::OkStatus();
+    }
+
+    void Report(uint64_t answered) override { job_->reported_ = answered; }
+
+   private:
+    FakeJob* const job_;
+    const int process_;
+    int generation_ = 0;
+    std::atomic<int> rank_ = 0;
+  };
+
+ private:
+  int RankOf(int process) const {
+    const auto at = std::ranges::find(processes_, process);
+    return at == processes_.end() ? -1 : static_cast<int>(at - processes_.begin());
+  }
+  Mutex mutex_;
+  std::vector<int> processes_, left_;
+  std::map<int, std::string> blobs_;
+  int generation_ = 0;
+
+ public:
+  std::atomic<uint64_t> reported_ = 0;
+};
+
+// All that the actors of a test have done.
+struct World {
+  Mutex mutex;
+  std::vector<std::string> effects;
+  bool gate = true;
+  std::atomic<int> alive = 0;
+  size_t Count() {
+    MutexLock lock(&mutex);
+    return effects.size();
+  }
+};
+
+// Methods: 0 has its argument as an effect and answers with it; 1 does so behind the gate; 2 throws, so to
+// say.
+ActorClass TypeOf(World* world, const std::string& signature) {
+  ActorClass type;
+  type.name = "Log";
+  type.signature = signature;
+  type.methods = 3;
+  type.create = [world](absl::string_view arguments) -> absl::StatusOr<void*> {
+    if (arguments == "slow") {
+      MutexLock lock(&world->mutex);
+      world->mutex.AwaitFor(kSoon, [&] { return world->gate; });
+    }
+    ++world->alive;
+    return new std::string(arguments);
+  };
+  type.destroy = [world](void* self) {
+    --world->alive;
+    delete static_cast<std::string*>(self);
+  };
+  type.call = [world](void* self, int method, absl::string_view arguments, BegunCall* call) {
+    if (method == 2) return call->Answer(absl::UnknownError("thrown"), "", true);
+    {
+      MutexLock lock(&world->mutex);
+      if (method == 1) world->mutex.AwaitFor(kSoon, [&] { return world->gate; });
+      world->effects.push_back(absl::StrCat(*static_cast<std::string*>(self), arguments));
+    }
+    call->Answer(absl::OkStatus(), arguments, false);
+  };
+  return type;
+}
+
+class ClusterTest : public ::testing::Test {
+ protected:
+  explicit ClusterTest(const port::NetModule* net = &FakeNet::Module()) : net_(net) {}
+  ~ClusterTest() override {
+    Gate(true);
+    clusters_.clear();
+    FakeNet::Get().BreakOften(0, 1);
+    EXPECT_EQ(world_.alive, 0);
+  }
+
+  void Open(int processes, HostOptions options = {}) {
+    std::vector<int> all;
+    for (int i = 0; i < processes; ++i) all.push_back(i);
+    job_.Begin(all);
+    std::vector<std::thread> joining;
+    for (int i = 0; i < processes; ++i) Add(i, options, joining);
+    for (std::thread& one : joining) one.join();
+  }
+  void Add(int process, const HostOptions& options, std::vector<std::thread>& joining,
+           const std::string& signature = "one") {
+    clusters_[process] = std::make_unique<Cluster>(options, clock_);
+    ASSERT_TRUE(clusters_[process]->Register(TypeOf(&world_, signature)).ok());
+    joining.emplace_back([this, process, cluster = clusters_[process].get()] {
+      ClusterNetwork network;
+      network.gathering = std::make_unique<FakeJob::Gatherer>(&job_, process);
+      network.net = net_;
+      network.secret = std::string(64, '5');
+      network.address = "127.0.0.1";
+      network.node = absl::StrCat("node-", process / 2);
+      const absl::Status status = cluster->Join(std::move(network));
+      EXPECT_TRUE(status.ok()) << status;
+    });
+  }
+
+  absl::StatusOr<ActorAddress> Spawn(int from, int rank, const std::string& arguments = "",
+                                     absl::Duration timeout = kSoon) {
+    Answers answers;
+    clusters_[from]->Spawn("Log", {}, {.rank = rank}, arguments, timeout, answers.Taker());
+    const auto bytes = answers.Get();
+    if (!bytes.ok()) return bytes.status();
+    return ActorAddress::Parse(*bytes);
+  }
+  absl::StatusOr<std::string> Call(int from, const ActorAddress& actor, int method, const std::string& text,
+                                   absl::Duration timeout = kSoon) {
+    Answers answers;
+    clusters_[from]->Call(actor, method, text, timeout, answers.Taker());
+    return answers.Get();
+  }
+  void Gate(bool open) {
+    MutexLock lock(&world_.mutex);
+    world_.gate = open;
+  }
+  template <typename Condition>
+  void AwaitWorld(const Condition& condition) {
+    MutexLock lock(&world_.mutex);
+    EXPECT_TRUE(world_.mutex.AwaitFor(kSoon, condition));
+  }
+  // Looks again and again: what is awaited changes without this test's locks.
+  template <typename Condition>
+  void AwaitLooking(const Condition& condition) {
+    Mutex mutex;
+    MutexLock lock(&mutex);
+    const Instant deadline = clock_.Now() + kSoon;
+    while (!condition() && clock_.Now() < deadline)
+      mutex.AwaitFor(absl::Milliseconds(2), [] { return false; });
+    EXPECT_TRUE(condition());
+  }
+
+  const port::NetModule* const net_;
+  RealClock clock_;
+  World world_;
+  FakeJob job_;
+  std::map<int, std::unique_ptr<Cluster>> clusters_;
+};
+
+class ClusterOverZmqTest : public ClusterTest {
+ protected:
+  ClusterOverZmqTest() : ClusterTest(&net::JobNet()) {}
+};
+
+TEST_F(ClusterOverZmqTest, AnActorIsMadeCalledAndEndedInAnotherProcess) {
+  Open(3);
+  const auto actor = Spawn(0, 1, "a");
+  ASSERT_TRUE(actor.ok()) << actor.status();
+  EXPECT_EQ(clusters_[1]->counts().actors, 1u);
+  EXPECT_EQ(*Call(0, *actor, 0, "1"), "1");
+  EXPECT_EQ(*Call(2, *actor, 0, "2"), "2");  // who was given the address may call it, too
+  EXPECT_EQ(*Call(1, *actor, 0, "3"), "3");
+  EXPECT_EQ(world_.effects, (std::vector<std::string>{"a1", "a2", "a3"}));
+  clusters_[0]->End(*actor, "no more");
+  AwaitLooking([&] { return clusters_[1]->counts().actors == 0; });
+  const auto ended = Call(0, *actor, 0, "4");
+  EXPECT_EQ(ended.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(ended.status().message(), HasSubstr("no more"));
+}
+
+TEST_F(ClusterOverZmqTest, ErrorsAndLongValuesTravel) {
+  Open(2);
+  const auto actor = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok());
+  const std::string large(20 << 20, 'x');
+  EXPECT_EQ(*Call(0, *actor, 0, large), large);
+  const auto thrown = Call(0, *actor, 2, "");
+  EXPECT_EQ(thrown.status().code(), absl::StatusCode::kUnknown);
+  const auto no_method = Call(0, *actor, 7, "");
+  EXPECT_EQ(no_method.status().code(), absl::StatusCode::kInvalidArgument);
+  const auto too_long = Call(0, *actor, 0, std::string(kCallBytesMax + 1, 'x'));
+  EXPECT_EQ(too_long.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ClusterOverZmqTest, WhoHasAnotherSecretIsRefused) {
+  Open(2);
+  port::NetOptions options{std::string(64, '6'), 1 << 20, 16};
+  std::string endpoint;
+  auto server = net::JobNet().serve("127.0.0.1:0", options, &endpoint);
+  ASSERT_TRUE(server.ok());
+  options.secret = std::string(64, '7');
+  auto client = net::JobNet().connect(endpoint, options);
+  ASSERT_TRUE(client.ok());
+  options.secret = std::string(64, '6');
+  auto good = net::JobNet().connect(endpoint, options);
+  ASSERT_TRUE(good.ok());
+  AwaitLooking([&] {
+    (*server)->Receive();
+    (*client)->Receive();
+    return (*good)->Connected();
+  });
+  EXPECT_FALSE((*client)->Connected());
+}
+
+// Each effect once and in the order of its caller, whatever becomes of the connections.
+TEST_F(ClusterTest, CallsRunOnceAndInOrderOverConnectionsThatBreak) {
+  Open(3);
+  const auto actor = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok());
+  FakeNet::Get().BreakOften(3000, 7);
+  constexpr int kCalls = 3000;
+  std::map<int, Answers> answers;
+  std::vector<std::thread> callers;
+  for (const int from : {0, 2}) {
+    Answers& heard = answers[from];
+    callers.emplace_back([&, from] {
+      for (int i = 0; i < kCalls; ++i) {
+        clusters_[from]->Call(*actor, 0, absl::StrCat(from, " ", i), kSoon, heard.Taker(i));
+        if (i % 50 == 49) heard.Await(static_cast<size_t>(i) + 1);
+      }
+      heard.Await(kCalls);
+    });
+  }
+  for (std::thread& one : callers) one.join();
+  EXPECT_GT(FakeNet::Get().broken(), 20u);
+  FakeNet::Get().BreakOften(0, 1);
+  for (auto& [from, heard] : answers) {
+    const auto all = heard.Await(kCalls);
+    ASSERT_EQ(all.size(), static_cast<size_t>(kCalls));
+    for (const auto& one : all) {
+      EXPECT_TRUE(one.status.ok()) << one.status;
+      EXPECT_EQ(one.result, absl::StrCat(from, " ", one.which));
+    }
+  }
+  MutexLock lock(&world_.mutex);
+  std::map<char, int> next;
+  for (const std::string& effect : world_.effects)
+    EXPECT_EQ(effect.substr(2), absl::StrCat(next[effect[0]]++));
+  EXPECT_EQ(next['0'], kCalls);
+  EXPECT_EQ(next['2'], kCalls);
+}
+
+TEST_F(ClusterTest, SpawnsHappenOnceOverConnectionsThatBreak) {
+  Open(2);
+  FakeNet::Get().BreakOften(2000, 3);
+  std::vector<ActorAddress> made;
+  for (int i = 0; i < 200; ++i) {
+    const auto actor = Spawn(0, 1);
+    ASSERT_TRUE(actor.ok()) << actor.status();
+    made.push_back(*actor);
+  }
+  EXPECT_EQ(world_.alive, 200);
+  for (const ActorAddress& one : made) clusters_[0]->End(one, "done");
+  AwaitLooking([&] { return world_.alive == 0; });
+}
+
+// 4 of the issue: callers wait, mailboxes stay short, nothing is lost.
+TEST_F(ClusterTest, FullMailboxesHoldUpCallersAndLoseNothing) {
+  Open(5, {.mailbox_calls = 8});
+  const auto actor = Spawn(0, 0);
+  ASSERT_TRUE(actor.ok());
+  Gate(false);
+  constexpr int kCalls = 300;
+  std::map<int, Answers> answers;
+  for (int from = 1; from < 5; ++from) {
+    for (int i = 0; i < kCalls; ++i)
+      clusters_[from]->Call(*actor, 1, absl::StrCat(from, " ", i), kSoon, answers[from].Taker(i));
+  }
+  AwaitLooking([&] { return clusters_[0]->counts().waiting == 8; });
+  Gate(true);
+  for (int from = 1; from < 5; ++from) {
+    for (const auto& one : answers[from].Await(kCalls)) EXPECT_TRUE(one.status.ok()) << one.status;
+  }
+  EXPECT_EQ(world_.Count(), 4u * kCalls);
+}
+
+TEST_F(ClusterTest, MoreThanAWindowIsRefusedAtOnce) {
+  Open(2);
+  const auto actor = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok());
+  Gate(false);
+  Answers answers;
+  for (uint64_t i = 0; i <= kCallsInWindow; ++i) clusters_[0]->Call(*actor, 1, "", kSoon, answers.Taker());
+  const auto first = answers.Get();
+  EXPECT_EQ(first.status().code(), absl::StatusCode::kResourceExhausted) << first.status();
+  Gate(true);
+  answers.Await(kCallsInWindow + 1);
+  EXPECT_EQ(world_.Count(), kCallsInWindow);
+}
+
+TEST_F(ClusterTest, DeadlinesHoldWhateverTheOtherEndDoes) {
+  Open(2);
+  const auto actor = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok());
+  Gate(false);
+  const auto begun = Call(0, *actor, 1, "begun", absl::Milliseconds(30));
+  EXPECT_EQ(begun.status().code(), absl::StatusCode::kDeadlineExceeded);
+  const auto behind = Call(0, *actor, 0, "behind", absl::Milliseconds(30));
+  EXPECT_EQ(behind.status().code(), absl::StatusCode::kDeadlineExceeded);
+  Gate(true);
+  EXPECT_EQ(*Call(0, *actor, 0, "after"), "after");
+  // What had not begun never runs.
+  EXPECT_EQ(world_.effects, (std::vector<std::string>{"begun", "after"}));
+}
+
+TEST_F(ClusterTest, WithoutAConnectionACallSaysSoAndDoesNotRun) {
+  Open(3);
+  const auto actor = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok());
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), true);
+  const auto cut = Call(2, *actor, 0, "x", absl::Milliseconds(50));
+  EXPECT_EQ(cut.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(cut.status().message(), HasSubstr("there is no connection to rank 1"));
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), false);
+  EXPECT_EQ(*Call(2, *actor, 0, "y"), "y");
+  EXPECT_EQ(world_.effects, (std::vector<std::string>{"y"}));
+}
+
+TEST_F(ClusterTest, ASpawnThatTookTooLongLeavesNoActor) {
+  Open(2);
+  Gate(false);
+  const auto late = Spawn(0, 1, "slow", absl::Milliseconds(30));
+  EXPECT_EQ(late.status().code(), absl::StatusCode::kDeadlineExceeded);
+  Gate(true);
+  AwaitLooking([&] { return clusters_[1]->counts().actors == 0 && world_.alive == 0; });
+}
+
+TEST_F(ClusterTest, AnotherBuildOfAClassIsRefusedByName) {
+  job_.Begin({0, 1});
+  std::vector<std::thread> joining;
+  Add(0, {}, joining, "(); Get() -> int32");
+  Add(1, {}, joining, "(); Get() -> int64");
+  for (std::thread& one : joining) one.join();
+  const auto refused = Spawn(0, 1);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.status().message(), HasSubstr("Get() -> int32"));
+  EXPECT_THAT(refused.status().message(), HasSubstr("Get() -> int64"));
+  EXPECT_EQ(Spawn(0, 7).status().code(), absl::StatusCode::kNotFound);
+}
+
+// P1, N7: the others keep their actors and their calls; what the lost one had, or owned, is gone.
+TEST_F(ClusterTest, WhoSurvivesKeepsItsActorsAndHearsWhatIsLost) {
+  Open(3);
+  const auto of_0 = Spawn(0, 1, "of 0 "), of_2 = Spawn(2, 1, "of 2 "), at_2 = Spawn(0, 2, "at 2 ");
+  ASSERT_TRUE(of_0.ok() && of_2.ok() && at_2.ok());
+  ASSERT_TRUE(Call(0, *at_2, 0, "x").ok());
+  Gate(false);
+  Answers lost, kept;
+  clusters_[0]->Call(*at_2, 1, "lost", kSoon, lost.Taker());
+  clusters_[0]->Call(*of_0, 1, "kept", kSoon, kept.Taker());
+  AwaitLooking([&] { return clusters_[2]->counts().begun == 1 && clusters_[1]->counts().begun == 1; });
+  FakeNet::Get().CutOff(clusters_[2]->endpoint(),
+                        true);  // as a process that is killed: nothing more comes from it
+  std::vector<std::thread> joining;
+  job_.Begin({0, 1, 3});
+  Add(3, {}, joining);
+  for (std::thread& one : joining) one.join();
+  const auto heard = lost.Get();
+  EXPECT_EQ(heard.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(heard.status().message(), HasSubstr("may have run"));
+  Gate(true);
+  EXPECT_EQ(*kept.Get(), "kept");
+  EXPECT_EQ(*Call(0, *of_0, 0, "on"), "on");
+  AwaitLooking([&] { return clusters_[1]->counts().actors == 1; });
+  EXPECT_EQ(Call(0, *of_2, 0, "").status().code(), absl::StatusCode::kNotFound);  // its owner is gone
+  const auto gone = Call(0, *at_2, 0, "");
+  EXPECT_EQ(gone.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(gone.status().message(), HasSubstr("has not run"));
+  const auto new_one = Spawn(0, 2);  // the rank of the lost one is another process now
+  ASSERT_TRUE(new_one.ok());
+  EXPECT_EQ(*Call(1, *new_one, 0, "new"), "new");
+  FakeNet::Get().CutOff(clusters_[2]->endpoint(), false);
+}
+
+TEST_F(ClusterTest, OneProcessDrivesUntilItIsLost) {
+  Open(3);
+  EXPECT_TRUE(*clusters_[0]->AwaitTurn());
+  std::vector<std::thread> joining;
+  job_.Begin({3, 0, 1});  // the driver has another rank, and drives on
+  Add(3, {}, joining);
+  for (std::thread& one : joining) one.join();
+  EXPECT_TRUE(*clusters_[0]->AwaitTurn());
+  AwaitLooking([&] { return clusters_[1]->processes() == 3; });
+  EXPECT_EQ(clusters_[2]->AwaitTurn().status().code(), absl::StatusCode::kUnavailable);  // it has no place
+  job_.Begin({1, 3});
+  EXPECT_TRUE(*clusters_[1]->AwaitTurn());
+  clusters_[1]->Finish();
+  EXPECT_FALSE(*clusters_[3]->AwaitTurn());
+}
+
+TEST_F(ClusterTest, WhoComesUpWhenTheDriverHasLeftEndsAtOnce) {
+  Open(2);
+  std::vector<std::thread> joining;
+  clusters_.erase(0);  // it has ended well, and rank 1 was lost
+  job_.Begin({0, 2});
+  Add(2, {}, joining);
+  job_.Left(0);
+  for (std::thread& one : joining) one.join();
+  EXPECT_FALSE(*clusters_[2]->AwaitTurn());
+}
+
+TEST_F(ClusterTest, WhatTheDriverHasHeardIsItsProgress) {
+  Open(2);
+  const auto actor = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Call(0, *actor, 0, "").ok());
+  AwaitLooking([&] { return job_.reported_ == 4; });  // the spawn is one
+  job_.Begin({0, 1});
+  AwaitLooking([&] { return clusters_[0]->processes() == 2; });
+  job_.reported_ = 0;
+  AwaitLooking([&] { return job_.reported_ == 4; });  // said again: the generation is a new one
+}
+
+TEST_F(ClusterTest, ADriverThatHasLeftEndsTheOthers) {
+  Open(2);
+  EXPECT_TRUE(*clusters_[0]->AwaitTurn());
+  job_.Left(0);
+  EXPECT_FALSE(*clusters_[1]->AwaitTurn());
+}
+
+}  // namespace
+}  // namespace gtrain::actors

@@ -1,0 +1,223 @@
+#include "actors/exec/outgoing.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace gtrain::actors {
+namespace {
+
+constexpr absl::Duration kPauseMin = absl::Milliseconds(1), kPauseMax = absl::Milliseconds(64);
+
+}  // namespace
+
+void OutgoingCalls::Add(Call call, HeardReplies& heard) {
+  if (gone_) {
+    heard.push_back(
+        {std::move(call.reply),
+         absl::UnavailableError(absl::StrCat(name_, " is no more, and the call has not run: ", why_gone_)),
+         ""});
+    return;
+  }
+  Actor& actor = actors_[call.actor];
+  const std::optional<uint64_t> number = actor.window.Add(std::move(call.arguments));
+  if (!number) {
+    heard.push_back(
+        {std::move(call.reply),
+         absl::ResourceExhaustedError(absl::StrCat(
+             kCallsInWindow, " calls of this process to the actor have no answer yet",
+             actor.full ? ", and its mailbox is full" : "", ": await answers before making other calls")),
+         ""});
+    return;
+  }
+  Waiting& waiting = actor.waiting[*number];
+  waiting.reply = std::move(call.reply);
+  waiting.on_late = std::move(call.on_late);
+  waiting.method = call.method;
+  waiting.deadline = deadlines_.emplace(call.deadline, std::pair(call.actor, *number));
+  unsent_.insert(call.actor);
+}
+
+void OutgoingCalls::Connected() {
+  if (gone_) return;
+  state_ = State::kConnected;
+}
+
+std::string OutgoingCalls::NextMessage(Instant now) {
+  std::string message;
+  if (gone_) return message;
+  if (state_ == State::kConnected) {
+    AppendFrame(HelloFrame{self_, to_}, &message);
+    state_ = State::kGreeted;
+    return message;
+  }
+  if (state_ != State::kWelcome) return message;
+  while (!unsent_.empty() && message.size() < kMessageBytes) {
+    const uint64_t number = *unsent_.begin();
+    Actor& actor = actors_[number];
+    AppendCalls(number, actor, now, &message);
+    if (message.size() < kMessageBytes) unsent_.erase(number);
+  }
+  return message;
+}
+
+void OutgoingCalls::AppendCalls(uint64_t number, Actor& actor, Instant now, std::string* message) {
+  while (!actor.paused_until && message->size() < kMessageBytes) {
+    const std::optional<CallToSend> call = actor.window.Next(actor.in_flight_max);
+    if (!call) return;
+    CallFrame frame;
+    frame.actor = number;
+    frame.number = call->number;
+    frame.acknowledged = call->acknowledged;
+    frame.given_up = call->given_up;
+    frame.arguments = call->arguments;
+    if (const auto waiting = actor.waiting.find(call->number); waiting != actor.waiting.end()) {
+      frame.method = waiting->second.method;
+      if (!call->given_up) {
+        const int64_t left = absl::ToInt64Milliseconds(waiting->second.deadline->first - now) + 1;
+        frame.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(left, 1, UINT32_MAX));
+      }
+    }
+    AppendFrame(frame, message);
+  }
+}
+
+absl::Status OutgoingCalls::OnMessage(absl::string_view message, Instant now, HeardReplies& heard) {
+  while (!message.empty()) {
+    GT_ASSIGN_OR_RETURN(const Frame frame, TakeFrame(&message));
+    if (const auto* answer = std::get_if<AnswerFrame>(&frame)) {
+      OnAnswer(*answer, heard);
+    } else if (const auto* again = std::get_if<AgainFrame>(&frame)) {
+      OnAgain(*again, now);
+    } else if (const auto* welcome = std::get_if<WelcomeFrame>(&frame)) {
+      OnWelcome(*welcome, heard);
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat(name_, " calls on a connection that is not its own"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void OutgoingCalls::OnWelcome(const WelcomeFrame& frame, HeardReplies& heard) {
+  if (frame.process != to_) return Gone("another process is at its address", heard);
+  if (state_ != State::kGreeted) return;
+  state_ = State::kWelcome;
+  for (auto& [number, actor] : actors_) {
+    actor.window.SendAgain();
+    if (actor.window.size() > 0) unsent_.insert(number);
+  }
+}
+
+void OutgoingCalls::OnAnswer(const AnswerFrame& frame, HeardReplies& heard) {
+  const auto it = actors_.find(frame.actor);
+  if (it == actors_.end()) return;
+  Actor& actor = it->second;
+  if (actor.window.Answered(frame.number)) ++answered_;
+  actor.in_flight_max = std::min(actor.in_flight_max + 1, kCallsInWindow);
+  actor.pause = absl::ZeroDuration();
+  actor.full = false;
+  if (actor.window.size() > 0) unsent_.insert(frame.actor);
+  const auto waiting = actor.waiting.find(frame.number);
+  if (waiting == actor.waiting.end()) return;
+  if (waiting->second.reply) {
+    deadlines_.erase(waiting->second.deadline);
+    absl::Status status =
+        frame.code == absl::StatusCode::kOk ? absl::OkStatus() : absl::Status(frame.code, frame.text);
+    heard.push_back({std::move(waiting->second.reply), std::move(status),
+                     frame.code == absl::StatusCode::kOk ? std::string(frame.text) : ""});
+  } else if (waiting->second.on_late && frame.code == absl::StatusCode::kOk) {
+    heard.push_back({[late = std::move(waiting->second.on_late)](const absl::Status&,
+                                                                 absl::string_view result) { late(result); },
+                     absl::OkStatus(), std::string(frame.text)});
+  }
+  actor.waiting.erase(waiting);
+}
+
+void OutgoingCalls::OnAgain(const AgainFrame& frame, Instant now) {
+  const auto it = actors_.find(frame.actor);
+  if (it == actors_.end()) return;
+  Actor& actor = it->second;
+  actor.window.SendAgain(frame.next);
+  actor.full = frame.full;
+  if (actor.paused_until) return;
+  actor.in_flight_max = std::max<uint64_t>(1, actor.in_flight_max / 2);
+  actor.pause = std::clamp(actor.pause * 2, kPauseMin, kPauseMax);
+  actor.paused_until = now + actor.pause;
+  paused_.emplace(*actor.paused_until, frame.actor);
+}
+
+absl::Status OutgoingCalls::Late(const Actor& actor, uint64_t number) const {
+  if (!actor.window.EverSent(number)) {
+    return absl::DeadlineExceededError(absl::StrCat("the call has not been sent, and does not run: ",
+                                                    actor.full ? "the mailbox of the actor was full"
+                                                    : state_ == State::kWelcome
+                                                        ? absl::StrCat("others to ", name_, " were before it")
+                                                        : absl::StrCat("there is no connection to ", name_)));
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "the call was sent to ", name_, " and has no answer",
+      state_ == State::kWelcome ? "" : ", and the connection is lost", ": it may have run, or run later"));
+}
+
+void OutgoingCalls::Expire(uint64_t number, uint64_t call, HeardReplies& heard) {
+  Actor& actor = actors_.at(number);
+  Waiting& waiting = actor.waiting.at(call);
+  heard.push_back({std::exchange(waiting.reply, nullptr), Late(actor, call), ""});
+  if (!waiting.on_late) actor.waiting.erase(call);
+  actor.window.GiveUp(call);
+  unsent_.insert(number);
+}
+
+void OutgoingCalls::OnTime(Instant now, HeardReplies& heard) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto [actor, number] = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    Expire(actor, number, heard);
+  }
+  while (!paused_.empty() && paused_.begin()->first <= now) {
+    const uint64_t actor = paused_.begin()->second;
+    paused_.erase(paused_.begin());
+    actors_.at(actor).paused_until.reset();
+    unsent_.insert(actor);
+  }
+}
+
+std::optional<Instant> OutgoingCalls::next_time() const {
+  std::optional<Instant> next;
+  if (!deadlines_.empty()) next = deadlines_.begin()->first;
+  if (!paused_.empty() && (!next || paused_.begin()->first < *next)) next = paused_.begin()->first;
+  return next;
+}
+
+void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard) {
+  if (gone_) return;
+  why_gone_ = std::string(why);
+  End(
+      [&](bool sent) {
+        return absl::UnavailableError(absl::StrCat(name_, " is no more, and the call ",
+                                                   sent ? "may have run" : "has not run", ": ", why));
+      },
+      heard);
+}
+
+void OutgoingCalls::Cancel(const absl::Status& status, HeardReplies& heard) {
+  if (!gone_) End([&](bool) { return status; }, heard);
+}
+
+void OutgoingCalls::End(absl::FunctionRef<absl::Status(bool sent)> status, HeardReplies& heard) {
+  gone_ = true;
+  for (auto& [number, actor] : actors_) {
+    for (auto& [call, waiting] : actor.waiting) {
+      if (!waiting.reply) continue;
+      heard.push_back({std::move(waiting.reply), status(actor.window.EverSent(call)), ""});
+    }
+  }
+  actors_.clear();
+  unsent_.clear();
+  paused_.clear();
+  deadlines_.clear();
+}
+
+}  // namespace gtrain::actors

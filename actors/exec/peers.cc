@@ -1,0 +1,416 @@
+#include "actors/exec/peers.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "actors/exec/incoming.h"
+#include "actors/exec/outgoing.h"
+#include "base/check.h"
+#include "base/logging.h"
+#include "base/mutex.h"
+#include "base/threads.h"
+#include "base/unique_fd.h"
+
+namespace gtrain::actors {
+namespace {
+
+constexpr int kMessagesATurn = 64;  // of one connection, before others have their turn
+constexpr absl::Duration kLookAtLeast = absl::Seconds(1);
+constexpr absl::Duration kSendAgain = absl::Milliseconds(1);  // what a connection did not take
+constexpr absl::Duration kLastAnswers = absl::Seconds(1);
+
+}  // namespace
+
+// What other threads bring. Shared with replies that may come when the peers are gone.
+struct Peers::Inbox {
+  struct NewCall {
+    CallerId process;
+    OutgoingCalls::Call call;
+  };
+  struct Answer {
+    CallerId caller;
+    uint64_t actor = 0, number = 0;
+    absl::Status status;
+    std::string result;
+  };
+  struct Content {
+    std::vector<NewCall> calls;
+    std::vector<Answer> answers;
+    std::vector<uint64_t> ended;
+    std::vector<std::vector<PeerProcess>> processes;
+    bool empty() const { return calls.empty() && answers.empty() && ended.empty() && processes.empty(); }
+  };
+
+  Inbox() : wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { GT_CHECK(wake.valid()); }
+
+  // False: nobody reads any more.
+  template <typename Put>
+  bool Add(const Put& put) {
+    bool asleep = false;
+    {
+      MutexLock lock(&mutex);
+      if (closed) return false;
+      put(content);
+      asleep = std::exchange(sleeping, false);
+    }
+    if (asleep) eventfd_write(wake.get(), 1);
+    return true;
+  }
+  // All that came. `sleep`: the reader means to wait if there is nothing.
+  Content TakeAll(bool sleep) {
+    MutexLock lock(&mutex);
+    sleeping = sleep && content.empty() && !ending;
+    return std::exchange(content, {});
+  }
+
+  const UniqueFd wake;
+  Mutex mutex;
+  Content content ABSL_GUARDED_BY(mutex);
+  bool sleeping ABSL_GUARDED_BY(mutex) = false;
+  bool ending ABSL_GUARDED_BY(mutex) = false;
+  bool closed ABSL_GUARDED_BY(mutex) = false;
+};
+
+class Peers::Loop {
+ public:
+  Loop(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock,
+       std::shared_ptr<Inbox> inbox)
+      : host_(host),
+        server_(std::move(server)),
+        options_(std::move(options)),
+        clock_(clock),
+        inbox_(std::move(inbox)),
+        incoming_(options_.self, options_.callers_max, Functions()),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    GT_CHECK(epoll_.valid());
+    Watch(server_->PollFd(), &server_fd_);
+    Watch(inbox_->wake.get(), &wake_fd_);
+    thread_ = StartWithoutSignals([this] { Run(); });
+  }
+
+  ~Loop() {
+    {
+      MutexLock lock(&inbox_->mutex);
+      inbox_->ending = true;
+    }
+    eventfd_write(inbox_->wake.get(), 1);
+    thread_.join();
+  }
+
+  uint64_t answered() const { return answered_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Peer {
+    explicit Peer(OutgoingCalls c) : calls(std::move(c)) {}
+    OutgoingCalls calls;
+    std::string endpoint;  // empty: nobody has said where it is
+    std::unique_ptr<port::ClientTransport> client;
+    std::string unsent;  // a message that the connection did not take
+    bool connected = false;
+    bool named = false;  // it was among the processes
+    std::optional<Instant> timer;
+  };
+
+  IncomingCalls::Functions Functions() {
+    IncomingCalls::Functions functions;
+    functions.call = [this](uint64_t actor, int method, std::string& arguments, absl::Duration timeout,
+                            Reply& reply) {
+      ActorAddress address = host_->address();
+      address.number = actor;
+      return host_->CallIfRoom(address, method, arguments, timeout, reply);
+    };
+    functions.lives = [this](uint64_t actor) { return host_->Lives(actor); };
+    functions.control = options_.control;
+    functions.reply = [inbox = inbox_](const CallerId& caller, uint64_t actor, uint64_t number) -> Reply {
+      return [inbox, caller, actor, number](const absl::Status& status, absl::string_view result) {
+        inbox->Add([&](Inbox::Content& content) {
+          content.answers.push_back({caller, actor, number, status, std::string(result)});
+        });
+      };
+    };
+    return functions;
+  }
+
+  void Watch(int fd, void* what) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.ptr = what;
+    GT_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
+  }
+
+  void Run() {
+    bool again = false;
+    std::optional<Instant> ends;
+    for (;;) {
+      Inbox::Content content = inbox_->TakeAll(/*sleep=*/!again);
+      const bool wait = content.empty();
+      TakeIn(content);
+      Pump();
+      again = incoming_.Flush(*server_) || more_;
+      Tell();
+      if (Ended(again, ends)) return Tell();
+      if (wait) Wait(again);
+    }
+  }
+
+  // The last answers go out before the end.
+  bool Ended(bool unsent, std::optional<Instant>& ends) {
+    MutexLock lock(&inbox_->mutex);
+    if (!inbox_->ending) return false;
+    const Instant now = clock_.Now();
+    if (!ends) ends = now + kLastAnswers;
+    if ((unsent || !inbox_->content.empty()) && now < *ends) return false;
+    inbox_->closed = true;
+    for (Inbox::NewCall& call : inbox_->content.calls)
+      heard_.push_back({std::move(call.call.reply), Closed(), ""});
+    inbox_->content = {};
+    for (auto& [id, peer] : peers_) {
+      if (!peer.calls.gone()) peer.calls.Cancel(Closed(), heard_);
+    }
+    return true;
+  }
+
+  static absl::Status Closed() { return absl::CancelledError("the cluster of this process is closed"); }
+
+  void TakeIn(Inbox::Content& content) {
+    for (std::vector<PeerProcess>& processes : content.processes) SetProcesses(std::move(processes));
+    for (Inbox::NewCall& call : content.calls) {
+      Peer& peer = PeerOf(call.process);
+      peer.calls.Add(std::move(call.call), heard_);
+      touched_.insert(&peer);
+    }
+    for (Inbox::Answer& answer : content.answers)
+      incoming_.Done(answer.caller, answer.actor, answer.number, answer.status, answer.result);
+    for (const uint64_t actor : content.ended) incoming_.ActorEnded(actor);
+  }
+
+  Peer& PeerOf(const CallerId& id) {
+    auto it = peers_.find(id);
+    if (it == peers_.end())
+      it = peers_.try_emplace(id, OutgoingCalls(options_.self, id, "a process that nobody here knows")).first;
+    return it->second;
+  }
+
+  void SetProcesses(std::vector<PeerProcess> processes) {
+    std::set<CallerId> now;
+    for (PeerProcess& process : processes) {
+      now.insert(process.process);
+      Peer& peer = PeerOf(process.process);
+      peer.named = true;
+      peer.endpoint = std::move(process.endpoint);
+      peer.calls.set_name(std::move(process.name));
+      touched_.insert(&peer);
+    }
+    for (auto& [id, peer] : peers_) {
+      if (!peer.named || now.contains(id) || peer.calls.gone()) continue;
+      peer.calls.Gone("its process has ended", heard_);
+      touched_.insert(&peer);
+      incoming_.Forget(id);
+      if (options_.on_gone) options_.on_gone(id);
+    }
+  }
+
+  // Connects, sends, and knows when it has to look again.
+  void Pump() {
+    const Instant now = clock_.Now();
+    while (!timers_.empty() && timers_.begin()->first <= now) {
+      touched_.insert(timers_.begin()->second);
+      timers_.begin()->second->timer.reset();
+      timers_.erase(timers_.begin());
+    }
+    more_ = false;
+    std::set<Peer*> touched = std::exchange(touched_, {});
+    for (Peer* peer : touched) {
+      peer->calls.OnTime(now, heard_);
+      if (peer->calls.gone()) {
+        Disconnect(*peer);
+      } else {
+        Connect(*peer);
+        if (!Send(*peer, now)) {
+          touched_.insert(peer);
+          more_ = true;
+        }
+      }
+      SetTimer(*peer);
+    }
+  }
+
+  void Connect(Peer& peer) {
+    if (peer.client != nullptr || peer.endpoint.empty() || peer.calls.idle()) return;
+    auto client = options_.connect(peer.endpoint);
+    if (!client.ok()) {
+      peer.calls.Gone(client.status().message(), heard_);
+      return;
+    }
+    peer.client = *std::move(client);
+    Watch(peer.client->PollFd(), &peer);
+    LookAtConnection(peer);
+  }
+
+  void Disconnect(Peer& peer) {
+    if (peer.client == nullptr) return;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.client->PollFd(), nullptr);
+    peer.client.reset();
+    peer.connected = false;
+    peer.unsent.clear();
+  }
+
+  void LookAtConnection(Peer& peer) {
+    const bool connected = peer.client->Connected();
+    if (connected == peer.connected) return;
+    peer.connected = connected;
+    peer.unsent.clear();
+    if (connected) {
+      peer.calls.Connected();
+    } else {
+      peer.calls.Lost();
+    }
+  }
+
+  // False: the connection takes no more just now.
+  bool Send(Peer& peer, Instant now) {
+    while (peer.connected) {
+      if (peer.unsent.empty()) peer.unsent = peer.calls.NextMessage(now);
+      if (peer.unsent.empty()) return true;
+      const absl::Status sent = peer.client->Send(peer.unsent);
+      if (absl::IsResourceExhausted(sent)) return false;
+      if (!sent.ok()) {
+        LookAtConnection(peer);
+        return true;
+      }
+      peer.unsent.clear();
+    }
+    return true;
+  }
+
+  void SetTimer(Peer& peer) {
+    const std::optional<Instant> next = peer.calls.next_time();
+    if (peer.timer == next) return;
+    if (peer.timer) timers_.erase({*peer.timer, &peer});
+    peer.timer = next;
+    if (next) timers_.emplace(*next, &peer);
+  }
+
+  void Wait(bool again) {
+    const Instant now = clock_.Now();
+    absl::Duration wait = again ? kSendAgain : kLookAtLeast;
+    if (!timers_.empty()) wait = std::clamp(timers_.begin()->first - now, absl::ZeroDuration(), wait);
+    std::array<epoll_event, 64> events;
+    const int timeout_ms =
+        static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(wait, absl::Milliseconds(1))));
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+    for (int i = 0; i < count; ++i) {
+      void* const what = events[static_cast<size_t>(i)].data.ptr;
+      if (what == &wake_fd_) {
+        eventfd_t value = 0;
+        eventfd_read(inbox_->wake.get(), &value);
+      } else if (what == &server_fd_) {
+        ReceiveCalls();
+      } else {
+        ReceiveAnswers(*static_cast<Peer*>(what));
+      }
+    }
+  }
+
+  void ReceiveCalls() {
+    for (int i = 0; i < kMessagesATurn; ++i) {
+      const std::optional<port::Received> received = server_->Receive();
+      if (!received) return;
+      const absl::Status status = incoming_.OnMessage(received->route, received->payload);
+      if (!status.ok()) Complain(received->address, status);
+    }
+  }
+
+  void ReceiveAnswers(Peer& peer) {
+    if (peer.client == nullptr) return;
+    const uint64_t before = peer.calls.answered();
+    for (int i = 0; i < kMessagesATurn; ++i) {
+      const std::optional<std::string> message = peer.client->Receive();
+      if (!message) break;
+      const absl::Status status = peer.calls.OnMessage(*message, clock_.Now(), heard_);
+      if (!status.ok()) Complain(peer.endpoint, status);
+    }
+    answered_.fetch_add(peer.calls.answered() - before, std::memory_order_relaxed);
+    LookAtConnection(peer);
+    touched_.insert(&peer);
+  }
+
+  void Complain(const std::string& who, const absl::Status& status) {
+    const Instant now = clock_.Now();
+    if (complained_ && now - *complained_ < absl::Seconds(10)) return;
+    complained_ = now;
+    LogWarning("a message of ", who, " is dropped: ", status.message());
+  }
+
+  void Tell() {
+    HeardReplies heard = std::exchange(heard_, {});
+    for (HeardReply& one : heard) {
+      if (one.reply) one.reply(one.status, one.result);
+    }
+  }
+
+  Host* const host_;
+  const std::unique_ptr<port::ServerTransport> server_;
+  const Options options_;
+  const Clock& clock_;
+  const std::shared_ptr<Inbox> inbox_;
+  IncomingCalls incoming_;
+  std::map<CallerId, Peer> peers_;  // those that are gone stay, so that who calls them hears of it
+  std::set<Peer*> touched_;
+  std::set<std::pair<Instant, Peer*>> timers_;
+  HeardReplies heard_;
+  bool more_ = false;
+  std::atomic<uint64_t> answered_{0};
+  std::optional<Instant> complained_;
+  char server_fd_ = 0, wake_fd_ = 0;  // their addresses name the descriptors
+  const UniqueFd epoll_;
+  std::thread thread_;
+};
+
+Peers::Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock)
+    : inbox_(std::make_shared<Inbox>()),
+      loop_(std::make_unique<Loop>(host, std::move(server), std::move(options), clock, inbox_)) {}
+Peers::~Peers() = default;
+
+void Peers::SetProcesses(std::vector<PeerProcess> processes) {
+  inbox_->Add([&](Inbox::Content& content) { content.processes.push_back(std::move(processes)); });
+}
+
+void Peers::Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+                 Reply reply, std::function<void(absl::string_view)> on_late) {
+  if (arguments.size() > kCallBytesMax) {
+    return reply(absl::InvalidArgumentError(absl::StrCat("the arguments have ", arguments.size(),
+                                                         " bytes, and ", kCallBytesMax, " are the most")),
+                 {});
+  }
+  Inbox::NewCall call;
+  call.process = {address.host_high, address.host_low};
+  call.call.actor = address.number;
+  call.call.method = static_cast<uint32_t>(method);
+  call.call.arguments = std::move(arguments);
+  call.call.deadline = RealClock().Now() + timeout;
+  call.call.reply = std::move(reply);
+  call.call.on_late = std::move(on_late);
+  if (!inbox_->Add([&](Inbox::Content& content) { content.calls.push_back(std::move(call)); }))
+    call.call.reply(absl::CancelledError("the cluster of this process is closed"), {});
+}
+
+uint64_t Peers::answered() const { return loop_->answered(); }
+
+std::function<void(uint64_t)> Peers::OnEnd() const {
+  return [inbox = inbox_](uint64_t actor) {
+    inbox->Add([&](Inbox::Content& content) { content.ended.push_back(actor); });
+  };
+}
+
+}  // namespace gtrain::actors

@@ -1,0 +1,74 @@
+// The other processes of a job that run actors: calls to them and from them, over connections.
+//
+// One thread owns the connections, the numbers of calls and what was admitted; others bring it work and are
+// told what it came to. A connection to a process is made with the first call to it. Thread-safe; nothing
+// here blocks but the destructor. Cost: a wake-up of the thread a call when it sleeps, else none; two
+// descriptors and some ten KiB a process that was called.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "actors/exec/host.h"
+#include "actors/plan/call_ledger.h"
+#include "base/clock.h"
+#include "net/port/transport.h"
+
+namespace gtrain::actors {
+
+// One that runs now.
+struct PeerProcess {
+  CallerId process;
+  std::string endpoint;
+  std::string name;  // for people: "rank 3 (node-7)"
+};
+
+class Peers {
+ public:
+  struct Options {
+    CallerId self;
+    size_t callers_max = 16'384;
+    std::function<absl::StatusOr<std::unique_ptr<port::ClientTransport>>(const std::string& endpoint)>
+        connect;
+    // Calls to this process itself, from the thread: must not block.
+    std::function<void(const CallerId& caller, uint32_t method, std::string arguments, absl::Duration timeout,
+                       Reply reply)>
+        control;
+    // A process is no more.
+    std::function<void(const CallerId& process)> on_gone;
+  };
+  // `host` outlives it, closed or not, and so does `clock`.
+  Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock);
+  // Sends the answers that are there, for a second at most. Calls without an answer are kCancelled.
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  // All others that run now. Those that were here before and are no more answer nothing: their callers hear
+  // kUnavailable. Whoever is called before it was named here is awaited.
+  void SetProcesses(std::vector<PeerProcess> processes);
+
+  // kUnavailable: the process is gone; the message says whether the call may have run. kDeadlineExceeded:
+  // likewise. kResourceExhausted: kCallsInWindow calls of this process to this actor have no answer yet.
+  // Others are those of Host::Call there. `on_late` may be null: OutgoingCalls has it.
+  void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+            Reply reply, std::function<void(absl::string_view result)> on_late = nullptr);
+
+  // Calls that others have answered, since the peers were made.
+  uint64_t answered() const;
+  // An actor of this process is no more.
+  std::function<void(uint64_t actor)> OnEnd() const;
+
+ private:
+  struct Inbox;
+  class Loop;
+  const std::shared_ptr<Inbox> inbox_;
+  const std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace gtrain::actors

@@ -1,0 +1,123 @@
+// Actors on several ranks, as a user writes them.
+//   e2e_actors_driver DIR WHAT ...
+// DIR/process.PID is there for each process.
+// DIR/driver has the number of the one that drives. WHAT:
+//   place COUNT            spawns COUNT actors and prints the process of each; "nodes" spreads over machines
+//   call ACTORS CALLS      calls each so often, and prints what it counted
+//   fail                   ends with an error
+//   count SECONDS          adds to a counter on each process for so long, spawns again what is lost, and
+//   writes
+//                          what it knows to DIR/result
+#include <gtrain/gtrain.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+std::vector<std::string> arguments;
+
+// Each effect is a line of a file, so that a test counts what has happened and not what was answered.
+class Counter {
+ public:
+  explicit Counter(std::string name) : effects_(arguments[0] + "/effects." + name, std::ios::app) {}
+  int64_t Add(int64_t number) {
+    effects_ << number << std::endl;
+    return ++count_;
+  }
+  int64_t Count() const { return count_; }
+  int64_t Process() const { return getpid(); }
+
+ private:
+  std::ofstream effects_;
+  int64_t count_ = 0;
+};
+[[maybe_unused]] constexpr auto kCounter =
+    gtrain::Actor<Counter, gtrain::Ctor<std::string>,
+                  gtrain::Methods<&Counter::Add, &Counter::Count, &Counter::Process>>;
+
+gtrain::Task<> PlaceAll(gtrain::Cluster& cluster, int count) {
+  gtrain::Spawn options;
+  if (arguments.size() > 3) options.On(gtrain::Spread::kNodes);
+  std::vector<gtrain::Owner<Counter>> all;
+  for (int i = 0; i < count; ++i)
+    all.push_back(co_await cluster.Spawn<Counter>(options, "place-" + std::to_string(i)));
+  for (const auto& one : all) {
+    const int64_t process = co_await one.Call<&Counter::Process>();
+    std::printf("process %lld\n", static_cast<long long>(process));
+  }
+  std::printf("of %d\n", cluster.processes());
+}
+
+gtrain::Task<> CallAll(gtrain::Cluster& cluster, int actors, int calls) {
+  auto group =
+      co_await cluster.SpawnGroup<Counter>(static_cast<size_t>(actors), gtrain::Spawn(), std::string("call"));
+  for (int i = 0; i < calls; ++i) co_await group.Call<&Counter::Add>(int64_t{i});
+  const auto counts = co_await group.Call<&Counter::Count>();
+  for (const int64_t count : counts) std::printf("counted %lld\n", static_cast<long long>(count));
+}
+
+// The counters of each rank, whoever is there; what a lost one had counted is lost with it.
+gtrain::Task<> CountOn(gtrain::Cluster& cluster, int seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  int64_t number = 0, added = 0, failed = 0, spawned = 0;
+  double longest_ms = 0;
+  std::ofstream result(arguments[0] + "/result");
+  std::vector<gtrain::Owner<Counter>> owners(static_cast<size_t>(cluster.processes()));
+  std::vector<bool> there(owners.size());
+  while (std::chrono::steady_clock::now() < end) {
+    for (size_t rank = 1; rank < owners.size(); ++rank) {
+      const auto before = std::chrono::steady_clock::now();
+      if (!there[rank]) {
+        auto made = co_await gtrain::Try(cluster.Spawn<Counter>(
+            gtrain::Spawn().OnRank(static_cast<int>(rank)).Within(std::chrono::seconds(2)),
+            "count-" + std::to_string(++spawned)));
+        if (!made.ok()) continue;
+        owners[rank] = std::move(*made);
+        there[rank] = true;
+      }
+      auto sum =
+          co_await gtrain::Try(owners[rank].With(std::chrono::seconds(2)).Call<&Counter::Add>(++number));
+      const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - before;
+      longest_ms = std::max(longest_ms, took.count());
+      if (sum.ok()) {
+        ++added;
+        continue;
+      }
+      ++failed;
+      result << "failed " << number << ": " << sum.status().ToString() << "\n";
+      there[rank] = false;
+    }
+  }
+  result << "added " << added << " failed " << failed << " spawned " << spawned << " longest "
+         << static_cast<int>(longest_ms) << " ms\n";
+}
+
+gtrain::Task<> Drive(gtrain::Cluster& cluster) {
+  const std::string& what = arguments[1];
+  std::ofstream(arguments[0] + "/driver") << getpid();
+  if (what == "place") co_await PlaceAll(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "call")
+    co_await CallAll(cluster, std::atoi(arguments[2].c_str()), std::atoi(arguments[3].c_str()));
+  if (what == "count") co_await CountOn(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "fail") {
+    auto counter = co_await cluster.Spawn<Counter>("fails");
+    co_await counter.With(std::chrono::seconds(1)).Call<&Counter::Add>(int64_t{1});
+    auto nowhere = co_await cluster.Spawn<Counter>(gtrain::Spawn().OnRank(99), "nowhere");
+  }
+  std::printf("driven by %d\n", getpid());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  arguments.assign(argv + 1, argv + argc);
+  std::ofstream(arguments.at(0) + "/process." + std::to_string(getpid())) << "\n";
+  return gtrain::Main(argc, argv, Drive);
+}

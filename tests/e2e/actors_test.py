@@ -1,0 +1,93 @@
+"""Actors on several ranks (docs/actors.md)."""
+import collections
+import os
+import random
+import re
+import signal
+import unittest
+
+import harness
+from ckpt_test import LIBRARY, sanitized
+from harness import BUILD, soak, wait_until
+
+DRIVER = os.path.join(BUILD, 'tests', 'e2e_actors_driver')
+
+
+@unittest.skipUnless(os.path.exists(LIBRARY) and os.path.exists(DRIVER) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+class ActorsTest(harness.GtrainTest):
+    def launch(self, name, ranks, *words, extra='', detached=True):
+        job = self.job_file(name, f'name: {name}\nrun: {DRIVER} {self.out} {" ".join(map(str, words))}\nranks: {ranks}\n'
+                                  f'resources: {{cpus: 1, oversubscribe: true}}\n{extra}')
+        return self.gtrain('launch', *(['-d'] if detached else []), job, GTRAIN_NET_MODULE=os.path.join(BUILD, 'lib', 'libgtrain_net.so'))
+
+    def processes(self):
+        return {int(name[8:]) for name in os.listdir(self.out) if name.startswith('process.')}
+
+    def effects(self):
+        """Of each actor the numbers that it was told to add."""
+        return {name[8:]: [int(line) for line in self.read(name).split()] for name in os.listdir(self.out) if name.startswith('effects.')}
+
+    def log(self, name):
+        return self.gtrain('logs', name).stdout
+
+    def test_actors_live_on_all_ranks_and_the_job_ends_with_its_driver(self):
+        self.launch('place', 4, 'place', 8)
+        self.wait_for_state('place', 'SUCCEEDED')
+        log = self.log('place')
+        places = re.findall(r'process (\d+)', log)
+        self.assertEqual(set(map(int, places)), self.processes(), log)
+        self.assertEqual(sorted(collections.Counter(places).values()), [2, 2, 2, 2], log)
+        self.assertIn('of 4', log)
+        self.end_local_cluster()
+
+    def test_calls_to_other_processes_run_once_and_in_order(self):
+        self.launch('call', 3, 'call', 6, 200)
+        self.wait_for_state('call', 'SUCCEEDED')
+        self.assertEqual(re.findall(r'counted (\d+)', self.log('call')), ['200'] * 6)
+        # SpawnGroup makes all of them of the same argument, so they append to one file.
+        lines = self.effects()['call']
+        self.assertEqual(collections.Counter(lines), {number: 6 for number in range(200)})
+        self.end_local_cluster()
+
+    def test_a_failed_driver_fails_the_job_and_says_why(self):
+        self.launch('fail', 2, 'fail', extra='restart: {budget: 0}\n')
+        self.wait_for_state('fail', 'FAILED')
+        self.assertIn('there is no rank 99 to spawn on: the job has 2 now', self.log('fail'))
+        self.assertEqual(self.effects(), {'fails': [1]})
+        self.end_local_cluster()
+
+    def test_hosts_are_killed_and_each_effect_is_there_once_or_reported(self):
+        """What must be shown 2: a random host each second or so. GTRAIN_SOAK=1: five minutes."""
+        seed = random.SystemRandom().randrange(1 << 32)
+        rng = random.Random(seed)
+        seconds = soak(300, 12)
+        self.launch('count', 4, 'count', seconds, extra='elastic: {mode: in-place}\nrestart: {budget: 10000}\n')
+        wait_until('effects of all', lambda: len(self.effects()) >= 3)
+        driver = int(self.read('driver'))
+        kills = 0
+        while self.job('count')['state'] not in harness.TERMINAL_STATES:
+            victims = [pid for pid in self.processes() if pid != driver and harness.alive(pid)]
+            if len(victims) == 3:
+                os.kill(rng.choice(victims), signal.SIGKILL)
+                kills += 1
+                spawned = len(self.effects())
+                wait_until('the next one', lambda: len(self.effects()) > spawned or self.job('count')['state'] in harness.TERMINAL_STATES)
+        self.assertEqual(self.job('count')['state'], 'SUCCEEDED', f'seed {seed}')
+        log = self.read('result')
+        added, failed, spawned, longest = map(int, re.search(r'added (\d+) failed (\d+) spawned (\d+) longest (\d+) ms', log).groups())
+        done = collections.Counter(number for numbers in self.effects().values() for number in numbers)
+        reported = set(map(int, re.findall(r'failed (\d+):', log)))
+        self.assertEqual(max(done.values()), 1, f'an effect twice, seed {seed}: {done.most_common(3)}')
+        self.assertEqual(len(reported), failed)
+        # Each number is an effect, or its failure was reported; a reported one may have happened.
+        missing = set(range(1, added + failed + 1)) - set(done) - reported
+        self.assertFalse(missing, f'neither done nor reported, seed {seed}: {sorted(missing)[:5]}')
+        for actor, numbers in self.effects().items():
+            self.assertEqual(numbers, sorted(numbers), f'{actor}, seed {seed}')
+        self.assertGreater(kills, 1)
+        print(f'\n{kills} kills, {added} calls, {failed} reported as failed, {longest} ms at most to the next, seed {seed}', flush=True)
+        self.end_local_cluster()
+
+
+if __name__ == '__main__':
+    harness.main()
