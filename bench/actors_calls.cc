@@ -1,9 +1,13 @@
-// The other end of bench_actors: calls of an actor in this process, or by hand of a thread that takes them
-// from a queue. Each line on standard input, "KIND COUNT", is answered with the seconds that COUNT calls
-// took.
+// The other end of bench_actors. Each line "KIND COUNT" is answered with the seconds that COUNT calls took.
+//
+//   actors_calls actors       of an actor in this process; lines on standard input
+//   actors_calls queue        by hand, of a thread that takes them from a queue; likewise
+//   actors_calls job IN OUT   of an actor in another rank of the job; lines and answers by two named pipes
 //
 //   sync      each call is made when the one before has been answered
 //   windowed  64 calls are under way
+//   wide      512 are
+//   large     each has 1 MiB of arguments, 4 are under way
 //   many      COUNT actors are made, called once each, and ended; by hand: objects that the thread calls
 //
 // A program as users write them: the headers and libgtrain.so.
@@ -15,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <iostream>
@@ -27,18 +32,17 @@
 
 namespace {
 
-constexpr int kWindow = 64;
-
 class Counter {
  public:
   explicit Counter(int64_t from) : value_(from) {}
   int64_t Add(int64_t by) { return value_ += by; }
+  int64_t Take(std::vector<uint8_t> bytes) { return value_ += bytes.empty() ? 0 : 1; }
 
  private:
   int64_t value_;
 };
 [[maybe_unused]] constexpr auto kCounter =
-    gtrain::Actor<Counter, gtrain::Ctor<int64_t>, gtrain::Methods<&Counter::Add>>;
+    gtrain::Actor<Counter, gtrain::Ctor<int64_t>, gtrain::Methods<&Counter::Add, &Counter::Take>>;
 
 void Expect(bool holds, const char* what) {
   if (holds) return;
@@ -48,23 +52,28 @@ void Expect(bool holds, const char* what) {
 
 // ---- actors
 
+// Elsewhere, where there is an elsewhere.
+gtrain::Spawn Place(const gtrain::Cluster& cluster) {
+  return gtrain::Spawn().On(cluster.processes() > 1 ? gtrain::Spread::kProcesses : gtrain::Spread::kHere);
+}
+
 gtrain::Task<> Sync(gtrain::Cluster& cluster, int64_t count) {
-  auto counter = co_await cluster.Spawn<Counter>(0);
+  auto counter = co_await cluster.Spawn<Counter>(Place(cluster), 0);
   int64_t last = 0;
   for (int64_t i = 0; i < count; ++i) last = co_await counter.Call<&Counter::Add>(1);
   Expect(last == count, "a call was lost");
 }
 
-gtrain::Task<> Windowed(gtrain::Cluster& cluster, int64_t count) {
-  auto counter = co_await cluster.Spawn<Counter>(0);
+template <size_t kUnderWay, typename Call>
+gtrain::Task<> Windowed(int64_t count, Call call) {
   std::deque<gtrain::Future<int64_t>> window;
   int64_t last = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (static_cast<int>(window.size()) == kWindow) {
+    if (window.size() == kUnderWay) {
       last = co_await std::move(window.front());
       window.pop_front();
     }
-    window.push_back(counter.Call<&Counter::Add>(1));
+    window.push_back(call());
   }
   while (!window.empty()) {
     last = co_await std::move(window.front());
@@ -73,18 +82,39 @@ gtrain::Task<> Windowed(gtrain::Cluster& cluster, int64_t count) {
   Expect(last == count, "a call was lost");
 }
 
+gtrain::Task<> Small(gtrain::Cluster& cluster, int64_t count, bool wide) {
+  auto counter = co_await cluster.Spawn<Counter>(Place(cluster), 0);
+  const auto call = [&counter] { return counter.Call<&Counter::Add>(1); };
+  if (wide) co_await Windowed<512>(count, call);
+  if (!wide) co_await Windowed<64>(count, call);
+}
+
+gtrain::Task<> Large(gtrain::Cluster& cluster, int64_t count) {
+  auto counter = co_await cluster.Spawn<Counter>(Place(cluster), 0);
+  const std::vector<uint8_t> bytes(1 << 20, 1);
+  co_await Windowed<4>(count, [&] { return counter.Call<&Counter::Take>(bytes); });
+}
+
 gtrain::Task<> Many(gtrain::Cluster& cluster, int64_t count) {
-  std::vector<gtrain::Future<gtrain::Owner<Counter>>> making;
-  for (int64_t i = 0; i < count; ++i) making.push_back(cluster.Spawn<Counter>(i));
+  std::deque<gtrain::Future<gtrain::Owner<Counter>>> making;
   std::vector<gtrain::Owner<Counter>> counters;
+  for (int64_t i = 0; i < count; ++i) {
+    if (making.size() == 512) {
+      counters.push_back(co_await std::move(making.front()));
+      making.pop_front();
+    }
+    making.push_back(cluster.Spawn<Counter>(Place(cluster), i));
+  }
   for (auto& one : making) counters.push_back(co_await std::move(one));
   for (int64_t i = 0; i < count; ++i)
     Expect(co_await counters[static_cast<size_t>(i)].Call<&Counter::Add>(1) == i + 1, "a wrong answer");
 }
 
-void OfActors(gtrain::Cluster& cluster, const std::string& kind, int64_t count) {
-  const auto task = kind == "sync" ? Sync : kind == "windowed" ? Windowed : Many;
-  gtrain::internal::RunToEnd(task(cluster, count)).status().ThrowIfError();
+gtrain::Task<> OfActors(gtrain::Cluster& cluster, std::string kind, int64_t count) {
+  if (kind == "sync") co_await Sync(cluster, count);
+  if (kind == "windowed" || kind == "wide") co_await Small(cluster, count, kind == "wide");
+  if (kind == "large") co_await Large(cluster, count);
+  if (kind == "many") co_await Many(cluster, count);
 }
 
 // ---- by hand
@@ -138,7 +168,7 @@ void OfQueue(Queue& queue, const std::string& kind, int64_t count) {
     return;
   }
   Counter counter(0);
-  const size_t most = kind == "sync" ? 1 : kWindow;
+  const size_t most = kind == "sync" ? 1 : 64;
   std::deque<std::future<int64_t>> window;
   int64_t last = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -153,22 +183,42 @@ void OfQueue(Queue& queue, const std::string& kind, int64_t count) {
 
 }  // namespace
 
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+gtrain::Task<> Answer(gtrain::Cluster& cluster, std::istream& in, std::ostream& out) {
+  std::string kind;
+  int64_t count = 0;
+  while (in >> kind >> count) {
+    const auto begin = std::chrono::steady_clock::now();
+    co_await OfActors(cluster, kind, count);
+    out << SecondsSince(begin) << std::endl;
+  }
+}
+
 int main(int argc, char** argv) {
-  Expect(argc == 2, "usage: actors_calls actors|queue");
-  const bool actors = std::string(argv[1]) == "actors";
+  const std::string what = argc > 1 ? argv[1] : "";
+  Expect(argc == (what == "job" ? 4 : 2), "usage: actors_calls actors|queue|job IN OUT");
+  if (what == "job") {
+    return gtrain::Main(argc, argv, [argv](gtrain::Cluster& cluster) -> gtrain::Task<> {
+      std::ifstream in(argv[2]);
+      std::ofstream out(argv[3]);
+      co_await Answer(cluster, in, out);
+    });
+  }
   auto cluster = gtrain::Cluster::Open().value();
+  if (what == "actors") {
+    gtrain::internal::RunToEnd(Answer(*cluster, std::cin, std::cout)).status().ThrowIfError();
+    return 0;
+  }
   Queue queue;
   std::string kind;
   int64_t count = 0;
   while (std::cin >> kind >> count) {
     const auto begin = std::chrono::steady_clock::now();
-    if (actors) {
-      OfActors(*cluster, kind, count);
-    } else {
-      OfQueue(queue, kind, count);
-    }
-    std::printf("%.9f\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    std::fflush(stdout);
+    OfQueue(queue, kind, count);
+    std::cout << SecondsSince(begin) << std::endl;
   }
   return 0;
 }

@@ -17,21 +17,11 @@ constexpr absl::Duration kLook = absl::Milliseconds(200);  // whether the cluste
 constexpr absl::Duration kReportEvery = absl::Seconds(1);
 constexpr absl::Duration kFinishWithin = absl::Seconds(10);
 constexpr absl::Duration kEndWithin = absl::Minutes(1);
+constexpr absl::Duration kLocateWithin =
+    absl::Minutes(10);                // calls that wait for it have deadlines of their own
 constexpr int kMessagesInQueue = 64;  // of a connection: about 16 MiB, or a few long ones
 
-ActorAddress ControlOf(const CallerId& process) {
-  ActorAddress address;
-  address.host_high = process.high;
-  address.host_low = process.low;
-  return address;
-}
 CallerId ProcessOf(const ActorAddress& address) { return {address.host_high, address.host_low}; }
-
-std::string EndArguments(uint64_t number, absl::string_view reason) {
-  std::string bytes(sizeof(number), '\0');
-  std::memcpy(bytes.data(), &number, sizeof(number));
-  return bytes.append(reason.data(), reason.size());
-}
 
 }  // namespace
 
@@ -50,6 +40,14 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
   };
   host_ = std::make_unique<Host>(host, clock);
   self_ = ProcessOf(host_->address());
+  OwnedActors::Functions functions;
+  functions.pick = [this](const Placement& placement, const std::map<CallerId, size_t>& actors) {
+    return Pick(placement, actors);
+  };
+  functions.make = [this](const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout,
+                          Reply reply) { Make(at, spec, timeout, std::move(reply)); };
+  functions.end = [this](const ActorAddress& at, const std::string& reason) { EndAt(at, reason); };
+  owned_ = std::make_unique<OwnedActors>(self_, std::move(functions), clock);
   members_ = {{self_, ""}};
   drives_ = true;
 }
@@ -73,6 +71,9 @@ absl::Status Cluster::Join(ClusterNetwork network) {
                            absl::Duration timeout,
                            Reply reply) { OnControl(caller, method, arguments, timeout, std::move(reply)); };
   options.on_gone = [this](const CallerId& process) { OnGone(process); };
+  options.locate = [this](const ActorRef& ref, const ActorAddress& not_at, Reply reply) {
+    Locate(ref, not_at, std::move(reply));
+  };
   peers_ = std::make_unique<Peers>(host_.get(), std::move(server), std::move(options), clock_);
   {
     MutexLock lock(&ends_->mutex);
@@ -95,6 +96,7 @@ Cluster::~Cluster() {
     MutexLock lock(&mutex_);
     closing_ = true;
   }
+  owned_->Close();
   host_->Close();
   {
     MutexLock lock(&ends_->mutex);
@@ -217,11 +219,11 @@ void Cluster::Finish() {
     waiting->left = others.size();
   }
   for (const CallerId& process : others) {
-    peers_->Call(ControlOf(process), static_cast<int>(Control::kFinish), "", kFinishWithin,
-                 [waiting](const absl::Status&, absl::string_view) {
-                   MutexLock lock(&waiting->mutex);
-                   --waiting->left;
-                 });
+    peers_->Ask(process, static_cast<uint32_t>(Control::kFinish), "", kFinishWithin,
+                [waiting](const absl::Status&, absl::string_view) {
+                  MutexLock lock(&waiting->mutex);
+                  --waiting->left;
+                });
   }
   MutexLock lock(&waiting->mutex);
   waiting->mutex.AwaitFor(kFinishWithin + absl::Seconds(1),
@@ -235,73 +237,108 @@ int Cluster::processes() const {
 
 // ---- actors
 
-absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement) {
+absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
+                                       const std::map<CallerId, size_t>& actors) const {
   MutexLock lock(&mutex_);
   std::vector<Place> places;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    const auto mine = mine_.find(members_[rank].process);
-    places.push_back({static_cast<int>(rank), members_[rank].node, mine == mine_.end() ? 0 : mine->second});
+    const auto mine = actors.find(members_[rank].process);
+    places.push_back({static_cast<int>(rank), members_[rank].node, mine == actors.end() ? 0 : mine->second});
   }
   const std::optional<size_t> at =
       placement.rank ? PlaceOfRank(places, *placement.rank) : PickPlace(places, placement.spread, rank_);
-  if (!at) {
-    return absl::NotFoundError(placement.rank
-                                   ? absl::StrCat("there is no rank ", *placement.rank,
-                                                  " to spawn on: the job has ", places.size(), " now")
-                                   : "this process is no rank of the job now");
-  }
-  ++mine_[members_[*at].process];
-  return members_[*at].process;
-}
-
-void Cluster::Made(const CallerId& at, bool ok) {
-  if (ok) return;
-  MutexLock lock(&mutex_);
-  const auto mine = mine_.find(at);
-  if (mine != mine_.end() && --mine->second == 0) mine_.erase(mine);
+  if (at) return members_[*at].process;
+  return absl::NotFoundError(placement.rank
+                                 ? absl::StrCat("there is no rank ", *placement.rank,
+                                                " to spawn on: the job has ", places.size(), " now")
+                                 : "this process is no rank of the job now");
 }
 
 void Cluster::Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
                     std::string arguments, absl::Duration timeout, Reply reply) {
-  const absl::StatusOr<std::string> signature = host_->SignatureOf(type);
+  owned_->Spawn({std::string(type), options, placement, std::move(arguments)}, timeout, std::move(reply));
+}
+
+void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply) {
+  if (at == self_) return host_->Spawn(spec.type, spec.options, spec.arguments, timeout, std::move(reply));
+  const absl::StatusOr<std::string> signature = host_->SignatureOf(spec.type);
   if (!signature.ok()) return reply(signature.status(), {});
-  const absl::StatusOr<CallerId> at = Pick(placement);
-  if (!at.ok()) return reply(at.status(), {});
-  Reply made = [this, at = *at, reply = std::move(reply)](const absl::Status& status,
-                                                          absl::string_view result) mutable {
-    Made(at, status.ok());
-    reply(status, result);
-  };
-  if (*at == self_) return host_->Spawn(type, options, std::move(arguments), timeout, std::move(made));
   SpawnRequest request;
-  request.type = type;
+  request.type = spec.type;
   request.signature = *signature;
-  request.restarts = options.restarts;
-  request.arguments = arguments;
+  request.restarts = spec.options.restarts;
+  request.arguments = spec.arguments;
   // Nobody has an actor whose spawn took too long.
   const auto late = [this](absl::string_view result) {
-    if (const auto address = ActorAddress::Parse(result); address.ok())
-      End(*address, "its spawn took too long");
+    if (const auto made = ActorAddress::Parse(result); made.ok()) EndAt(*made, "its spawn took too long");
   };
-  peers_->Call(ControlOf(*at), static_cast<int>(Control::kSpawn), PrintSpawn(request), timeout,
-               std::move(made), late);
+  peers_->Ask(at, static_cast<uint32_t>(Control::kSpawn), PrintSpawn(request), timeout, std::move(reply),
+              late);
 }
 
-void Cluster::Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
+void Cluster::Call(const ActorRef& ref, int method, std::string arguments, absl::Duration timeout,
                    Reply reply) {
-  if (ProcessOf(address) == self_ || peers_ == nullptr)
-    return host_->Call(address, method, std::move(arguments), timeout, std::move(reply));
-  if (address.number == 0) return reply(absl::NotFoundError("actors are numbered from 1"), {});
-  peers_->Call(address, method, std::move(arguments), timeout, std::move(reply));
+  if (ProcessOf(ref.at) == self_ || peers_ == nullptr)
+    return host_->Call(ref.at, method, std::move(arguments), timeout, std::move(reply));
+  peers_->Call(ref, method, std::move(arguments), timeout, std::move(reply));
 }
 
-void Cluster::End(const ActorAddress& address, absl::string_view reason) {
-  Made(ProcessOf(address), false);
-  if (ProcessOf(address) == self_) return host_->End(address, reason);
-  if (peers_ == nullptr) return;
-  peers_->Call(ControlOf(ProcessOf(address)), static_cast<int>(Control::kEnd),
-               EndArguments(address.number, reason), kEndWithin,
-               [](const absl::Status&, absl::string_view) {});
+void Cluster::End(const ActorRef& ref, absl::string_view reason) {
+  if (CallerId{ref.owner_high, ref.owner_low} == self_) owned_->End(ref.id, std::string(reason));
+}
+
+// All endings that wait go as one call, so that whoever has thousands of actors may let them go at once.
+void Cluster::EndAt(const ActorAddress& at, const std::string& reason) {
+  const CallerId process = ProcessOf(at);
+  if (process == self_) return host_->End(at, reason);
+  {
+    MutexLock lock(&mutex_);
+    if (gone_.contains(process)) return;
+    endings_[process].waiting[reason].push_back(at.number);
+  }
+  SendEndings(process);
+}
+
+void Cluster::SendEndings(const CallerId& process) {
+  EndRequest request;
+  std::string reason;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = endings_.find(process);
+    if (it == endings_.end() || it->second.sent || closing_) return;
+    if (it->second.waiting.empty() || gone_.contains(process)) {
+      endings_.erase(it);
+      return;
+    }
+    it->second.sent = true;
+    auto next = it->second.waiting.extract(it->second.waiting.begin());
+    reason = next.key();
+    request.actors = std::move(next.mapped());
+  }
+  request.reason = reason;
+  peers_->Ask(
+      process, static_cast<uint32_t>(Control::kEnd), PrintEnd(request), kEndWithin,
+      [this, process, reason, actors = request.actors](const absl::Status& status, absl::string_view) {
+        {
+          MutexLock lock(&mutex_);
+          const auto it = endings_.find(process);
+          if (it == endings_.end()) return;
+          it->second.sent = false;
+          if (absl::IsDeadlineExceeded(status)) {
+            auto& waiting = it->second.waiting[reason];
+            waiting.insert(waiting.end(), actors.begin(), actors.end());
+          }
+        }
+        SendEndings(process);
+      });
+}
+
+void Cluster::Locate(const ActorRef& ref, const ActorAddress& not_at, Reply reply) {
+  const CallerId owner{ref.owner_high, ref.owner_low};
+  if (owner == self_) return owned_->Locate(ref.id, not_at, std::move(reply));
+  ActorRef asked = ref;
+  asked.at = not_at;
+  peers_->Ask(owner, static_cast<uint32_t>(Control::kLocate), asked.Pack(), kLocateWithin, std::move(reply));
 }
 
 // ---- what others ask of this process
@@ -312,12 +349,19 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
     case Control::kSpawn:
       return OnSpawn(caller, arguments, timeout, std::move(reply));
     case Control::kEnd: {
+      const absl::StatusOr<EndRequest> request = ParseEnd(arguments);
+      if (!request.ok()) return reply(request.status(), {});
       ActorAddress address = host_->address();
-      if (arguments.size() < sizeof(address.number))
-        return reply(absl::InvalidArgumentError("which actor is to end?"), {});
-      std::memcpy(&address.number, arguments.data(), sizeof(address.number));
-      host_->End(address, absl::string_view(arguments).substr(sizeof(address.number)));
+      for (const uint64_t number : request->actors) {
+        address.number = number;
+        host_->End(address, request->reason);
+      }
       return reply(absl::OkStatus(), {});
+    }
+    case Control::kLocate: {
+      const absl::StatusOr<ActorRef> ref = ActorRef::Parse(arguments);
+      if (!ref.ok()) return reply(ref.status(), {});
+      return owned_->Locate(ref->id, ref->at, std::move(reply));
     }
     case Control::kFinish: {
       {
@@ -366,7 +410,7 @@ void Cluster::OnGone(const CallerId& process) {
   {
     MutexLock lock(&mutex_);
     gone_.insert(process);
-    mine_.erase(process);
+    endings_.erase(process);
     if (const auto it = owners_.find(process); it != owners_.end()) {
       owned = std::move(it->second);
       owners_.erase(it);
@@ -378,6 +422,7 @@ void Cluster::OnGone(const CallerId& process) {
     address.number = number;
     host_->End(address, "the process of its owner has ended");
   }
+  owned_->ProcessLost(process);
 }
 
 void Cluster::OnEnd(uint64_t actor) {

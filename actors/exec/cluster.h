@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "actors/exec/host.h"
+#include "actors/exec/owned.h"
 #include "actors/exec/peers.h"
 #include "actors/plan/members.h"
 #include "actors/plan/placement.h"
@@ -56,11 +57,6 @@ struct ClusterNetwork {
   absl::Duration join_timeout = absl::Minutes(10);
 };
 
-struct Placement {
-  Spread spread = Spread::kProcesses;
-  std::optional<int> rank;  // instead of it
-};
-
 class Cluster {
  public:
   // A process alone. `clock` outlives it, and what the destructor leaves to itself.
@@ -74,14 +70,13 @@ class Cluster {
   absl::Status Register(ActorClass type) { return host_->Register(std::move(type)); }
   // From now on the other processes are there, too. Blocks until all are. Once, before any spawn.
   absl::Status Join(ClusterNetwork network);
-  // The reply is an address. Errors are those of Host::Spawn and Peers::Call. kNotFound: there is no such
+  // The reply is a reference. Errors are those of Host::Spawn and Peers::Call. kNotFound: there is no such
   // place. kFailedPrecondition: the class is another one there.
   void Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
              std::string arguments, absl::Duration timeout, Reply reply);
-  void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
-            Reply reply);
-  // Of an actor that this process has made, or was given to end.
-  void End(const ActorAddress& address, absl::string_view reason);
+  void Call(const ActorRef& ref, int method, std::string arguments, absl::Duration timeout, Reply reply);
+  // Of an actor that this process has made; others end none.
+  void End(const ActorRef& ref, absl::string_view reason);
   bool Post(absl::AnyInvocable<void()>& task) { return host_->Post(task); }
 
   // Blocks until this process is to run the driver (true), or the driver has ended (false). kUnavailable: the
@@ -107,8 +102,11 @@ class Cluster {
   absl::Status GatherOnce();
   absl::Status SetMembers(const std::vector<std::string>& table);
   bool DriverLeft() const;
-  absl::StatusOr<CallerId> Pick(const Placement& placement);
-  void Made(const CallerId& at, bool ok);
+  absl::StatusOr<CallerId> Pick(const Placement& placement, const std::map<CallerId, size_t>& actors) const;
+  void Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply);
+  void EndAt(const ActorAddress& at, const std::string& reason);
+  void SendEndings(const CallerId& process);
+  void Locate(const ActorRef& ref, const ActorAddress& not_at, Reply reply);
   void OnControl(const CallerId& caller, uint32_t method, const std::string& arguments,
                  absl::Duration timeout, Reply reply);
   void OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply);
@@ -120,6 +118,7 @@ class Cluster {
   std::optional<ClusterNetwork> network_;
   std::string endpoint_;
   CallerId self_;
+  std::unique_ptr<OwnedActors> owned_;
   std::unique_ptr<Peers> peers_;
   std::shared_ptr<Ends> ends_;
   std::thread gathering_;
@@ -130,7 +129,11 @@ class Cluster {
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);  // by rank
   int rank_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t driver_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<CallerId, size_t> mine_ ABSL_GUARDED_BY(mutex_);  // actors that this process has made, and where
+  struct Endings {
+    std::map<std::string, std::vector<uint64_t>> waiting;  // by reason
+    bool sent = false;  // some are, and the process has not said that it has them
+  };
+  std::map<CallerId, Endings> endings_ ABSL_GUARDED_BY(mutex_);            // of actors of other processes
   std::map<CallerId, std::set<uint64_t>> owners_ ABSL_GUARDED_BY(mutex_);  // others, and what they own here
   std::map<uint64_t, CallerId> owner_of_ ABSL_GUARDED_BY(mutex_);          // the same by actor
   std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);

@@ -211,15 +211,16 @@ class ClusterTest : public ::testing::Test {
     });
   }
 
-  absl::StatusOr<ActorAddress> Spawn(int from, int rank, const std::string& arguments = "",
-                                     absl::Duration timeout = kSoon) {
+  absl::StatusOr<ActorRef> Spawn(int from, int rank, const std::string& arguments = "",
+                                 absl::Duration timeout = kSoon, int restarts = 3) {
     Answers answers;
-    clusters_[from]->Spawn("Log", {}, {.rank = rank}, arguments, timeout, answers.Taker());
+    clusters_[from]->Spawn("Log", {.restarts = restarts}, {.rank = rank}, arguments, timeout,
+                           answers.Taker());
     const auto bytes = answers.Get();
     if (!bytes.ok()) return bytes.status();
-    return ActorAddress::Parse(*bytes);
+    return ActorRef::Parse(*bytes);
   }
-  absl::StatusOr<std::string> Call(int from, const ActorAddress& actor, int method, const std::string& text,
+  absl::StatusOr<std::string> Call(int from, const ActorRef& actor, int method, const std::string& text,
                                    absl::Duration timeout = kSoon) {
     Answers answers;
     clusters_[from]->Call(actor, method, text, timeout, answers.Taker());
@@ -348,14 +349,14 @@ TEST_F(ClusterTest, CallsRunOnceAndInOrderOverConnectionsThatBreak) {
 TEST_F(ClusterTest, SpawnsHappenOnceOverConnectionsThatBreak) {
   Open(2);
   FakeNet::Get().BreakOften(2000, 3);
-  std::vector<ActorAddress> made;
+  std::vector<ActorRef> made;
   for (int i = 0; i < 200; ++i) {
     const auto actor = Spawn(0, 1);
     ASSERT_TRUE(actor.ok()) << actor.status();
     made.push_back(*actor);
   }
   EXPECT_EQ(world_.alive, 200);
-  for (const ActorAddress& one : made) clusters_[0]->End(one, "done");
+  for (const ActorRef& one : made) clusters_[0]->End(one, "done");
   AwaitLooking([&] { return world_.alive == 0; });
 }
 
@@ -446,7 +447,7 @@ TEST_F(ClusterTest, AnotherBuildOfAClassIsRefusedByName) {
 // P1, N7: the others keep their actors and their calls; what the lost one had, or owned, is gone.
 TEST_F(ClusterTest, WhoSurvivesKeepsItsActorsAndHearsWhatIsLost) {
   Open(3);
-  const auto of_0 = Spawn(0, 1, "of 0 "), of_2 = Spawn(2, 1, "of 2 "), at_2 = Spawn(0, 2, "at 2 ");
+  const auto of_0 = Spawn(0, 1, "of 0 "), of_2 = Spawn(2, 1, "of 2 "), at_2 = Spawn(0, 2, "at 2 ", kSoon, 0);
   ASSERT_TRUE(of_0.ok() && of_2.ok() && at_2.ok());
   ASSERT_TRUE(Call(0, *at_2, 0, "x").ok());
   Gate(false);
@@ -469,12 +470,79 @@ TEST_F(ClusterTest, WhoSurvivesKeepsItsActorsAndHearsWhatIsLost) {
   AwaitLooking([&] { return clusters_[1]->counts().actors == 1; });
   EXPECT_EQ(Call(0, *of_2, 0, "").status().code(), absl::StatusCode::kNotFound);  // its owner is gone
   const auto gone = Call(0, *at_2, 0, "");
-  EXPECT_EQ(gone.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(gone.status().message(), HasSubstr("has not run"));
+  EXPECT_EQ(gone.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(gone.status().message(), HasSubstr("its process was lost, and it has 0 restarts"));
   const auto new_one = Spawn(0, 2);  // the rank of the lost one is another process now
   ASSERT_TRUE(new_one.ok());
   EXPECT_EQ(*Call(1, *new_one, 0, "new"), "new");
   FakeNet::Get().CutOff(clusters_[2]->endpoint(), false);
+}
+
+// P4: what was sent may have run; the rest goes on, in its order, where the actor is made anew.
+TEST_F(ClusterTest, ALostActorIsMadeAnewElsewhereAndFoundThere_P4) {
+  Open(3);
+  const auto actor = Spawn(0, 2, "made of this ");
+  ASSERT_TRUE(actor.ok());
+  ASSERT_TRUE(Call(1, *actor, 0, "before").ok());
+  FakeNet::Get().CutOff(clusters_[2]->endpoint(), true);
+  std::map<int, Answers> answers;
+  for (const int from : {0, 1}) {
+    for (int i = 0; i < 50; ++i)
+      clusters_[from]->Call(*actor, 0, absl::StrCat(from, " ", i), kSoon, answers[from].Taker(i));
+  }
+  job_.Begin({0, 1});
+  for (const int from : {0, 1}) {
+    for (const auto& one : answers[from].Await(50)) EXPECT_TRUE(one.status.ok()) << one.status;
+  }
+  EXPECT_EQ(*Call(1, *actor, 0, "after"), "after");
+  EXPECT_EQ(clusters_[1]->counts().actors, 1u);  // the owner's process is the last of equals
+  MutexLock lock(&world_.mutex);
+  std::map<char, int> next;
+  for (const std::string& effect : world_.effects) {
+    const std::string text = effect.substr(std::string("made of this ").size());
+    if (text[1] != ' ') continue;
+    EXPECT_EQ(text.substr(2), absl::StrCat(next[text[0]]++));
+  }
+  EXPECT_EQ(next['0'], 50);
+  EXPECT_EQ(next['1'], 50);
+  FakeNet::Get().CutOff(clusters_[2]->endpoint(), false);
+}
+
+TEST_F(ClusterTest, AnActorThatIsLostTooOftenHasEnded) {
+  Open(3);
+  const auto actor = Spawn(0, 1, "", kSoon, 1);
+  ASSERT_TRUE(actor.ok());
+  ASSERT_TRUE(Call(0, *actor, 0, "").ok());
+  job_.Begin({0, 2});
+  AwaitLooking([&] { return clusters_[2]->counts().actors == 1; });
+  EXPECT_TRUE(Call(0, *actor, 0, "").ok());
+  job_.Begin({0});
+  const auto ended = Call(0, *actor, 0, "");
+  EXPECT_EQ(ended.status().code(), absl::StatusCode::kNotFound) << ended.status();
+  EXPECT_THAT(ended.status().message(), HasSubstr("lost 2 times within 1h, and it has 1 restarts"));
+  EXPECT_EQ(clusters_[0]->counts().actors, 0u);
+}
+
+// An owner of thousands loses the process that had them, and lets them go.
+TEST_F(ClusterTest, ManyActorsMoveAndEndAtOnce) {
+  Open(2);
+  constexpr int kActors = 5000;
+  std::vector<ActorRef> all;
+  for (int i = 0; i < kActors; i += 500) {
+    Answers answers;
+    for (int k = 0; k < 500; ++k) clusters_[0]->Spawn("Log", {}, {.rank = 1}, "", kSoon, answers.Taker());
+    for (const auto& one : answers.Await(500)) {
+      ASSERT_TRUE(one.status.ok()) << one.status;
+      all.push_back(*ActorRef::Parse(one.result));
+    }
+  }
+  std::vector<std::thread> joining;
+  job_.Begin({0, 2});
+  Add(2, {}, joining);
+  for (std::thread& one : joining) one.join();
+  AwaitLooking([&] { return clusters_[2]->counts().actors == kActors; });
+  for (const ActorRef& one : all) clusters_[0]->End(one, "done");
+  AwaitLooking([&] { return clusters_[2]->counts().actors == 0; });
 }
 
 TEST_F(ClusterTest, OneProcessDrivesUntilItIsLost) {

@@ -42,20 +42,33 @@ void Tell(AllHeard& heard) {
 
 }  // namespace
 
-std::string ActorAddress::Pack() const {
-  std::string bytes(sizeof(ActorAddress), '\0');
-  std::memcpy(bytes.data(), this, sizeof(ActorAddress));
+namespace {
+
+// Numbers one after the other, as they lie in memory: the machines of a job are alike.
+template <typename T>
+std::string PackPlain(const T& value) {
+  std::string bytes(sizeof(T), '\0');
+  std::memcpy(bytes.data(), &value, sizeof(T));
   return bytes;
 }
-
-absl::StatusOr<ActorAddress> ActorAddress::Parse(absl::string_view bytes) {
-  ActorAddress address;
-  if (bytes.size() != sizeof(address))
+template <typename T>
+absl::StatusOr<T> ParsePlain(absl::string_view bytes) {
+  T value;
+  if (bytes.size() != sizeof(T))
     return absl::InvalidArgumentError(
-        absl::StrCat("a reference to an actor has ", sizeof(address), " bytes, and this one ", bytes.size()));
-  std::memcpy(&address, bytes.data(), sizeof(address));
-  return address;
+        absl::StrCat("a reference to an actor has ", sizeof(T), " bytes, and this one ", bytes.size()));
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return value;
 }
+
+}  // namespace
+
+std::string ActorAddress::Pack() const { return PackPlain(*this); }
+absl::StatusOr<ActorAddress> ActorAddress::Parse(absl::string_view bytes) {
+  return ParsePlain<ActorAddress>(bytes);
+}
+std::string ActorRef::Pack() const { return PackPlain(*this); }
+absl::StatusOr<ActorRef> ActorRef::Parse(absl::string_view bytes) { return ParsePlain<ActorRef>(bytes); }
 
 class Host::Core : public std::enable_shared_from_this<Host::Core> {
   struct Actor;

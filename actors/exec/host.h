@@ -42,6 +42,16 @@ struct ActorAddress {
   static absl::StatusOr<ActorAddress> Parse(absl::string_view bytes);
 };
 
+// What travels: an actor of the process that owns it, for ever, wherever it is made anew.
+struct ActorRef {
+  uint64_t owner_high = 0, owner_low = 0;
+  uint64_t id = 0;
+  ActorAddress at;  // where it was when this was written
+  bool operator==(const ActorRef&) const = default;
+  std::string Pack() const;
+  static absl::StatusOr<ActorRef> Parse(absl::string_view bytes);
+};
+
 // A call that an actor has begun. Whoever has it answers once.
 class BegunCall {
  public:
@@ -63,7 +73,7 @@ struct ActorClass {
 };
 
 struct SpawnOptions {
-  int restarts = 3;  // within kRestartWindow
+  int restarts = 3;  // within kRestartWindow, after it threw; and as many after its process was lost
 };
 inline constexpr absl::Duration kRestartWindow = absl::Hours(1);
 

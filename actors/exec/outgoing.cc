@@ -14,14 +14,8 @@ constexpr absl::Duration kPauseMin = absl::Milliseconds(1), kPauseMax = absl::Mi
 }  // namespace
 
 void OutgoingCalls::Add(Call call, HeardReplies& heard) {
-  if (gone_) {
-    heard.push_back(
-        {std::move(call.reply),
-         absl::UnavailableError(absl::StrCat(name_, " is no more, and the call has not run: ", why_gone_)),
-         ""});
-    return;
-  }
   Actor& actor = actors_[call.actor];
+  actor.ref = call.ref;
   const std::optional<uint64_t> number = actor.window.Add(std::move(call.arguments));
   if (!number) {
     heard.push_back(
@@ -92,7 +86,8 @@ absl::Status OutgoingCalls::OnMessage(absl::string_view message, Instant now, He
     } else if (const auto* again = std::get_if<AgainFrame>(&frame)) {
       OnAgain(*again, now);
     } else if (const auto* welcome = std::get_if<WelcomeFrame>(&frame)) {
-      OnWelcome(*welcome, heard);
+      if (welcome->process != to_) return absl::NotFoundError("another process is at its address");
+      OnWelcome();
     } else {
       return absl::InvalidArgumentError(absl::StrCat(name_, " calls on a connection that is not its own"));
     }
@@ -100,8 +95,7 @@ absl::Status OutgoingCalls::OnMessage(absl::string_view message, Instant now, He
   return absl::OkStatus();
 }
 
-void OutgoingCalls::OnWelcome(const WelcomeFrame& frame, HeardReplies& heard) {
-  if (frame.process != to_) return Gone("another process is at its address", heard);
+void OutgoingCalls::OnWelcome() {
   if (state_ != State::kGreeted) return;
   state_ = State::kWelcome;
   for (auto& [number, actor] : actors_) {
@@ -191,29 +185,43 @@ std::optional<Instant> OutgoingCalls::next_time() const {
   return next;
 }
 
-void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard) {
+absl::Status OutgoingCalls::WhyGone(bool sent) const {
+  return absl::UnavailableError(absl::StrCat(name_, " is no more, and the call ",
+                                             sent ? "may have run" : "has not run", ": ", why_gone_));
+}
+
+void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector<Call>& unsent) {
   if (gone_) return;
+  gone_ = true;
   why_gone_ = std::string(why);
-  End(
-      [&](bool sent) {
-        return absl::UnavailableError(absl::StrCat(name_, " is no more, and the call ",
-                                                   sent ? "may have run" : "has not run", ": ", why));
-      },
-      heard);
+  for (auto& [number, actor] : actors_) {
+    std::map<uint64_t, Waiting*> ordered;
+    for (auto& [call, waiting] : actor.waiting) ordered[call] = &waiting;
+    for (auto& [call, waiting] : ordered) {
+      if (!waiting->reply) continue;
+      const bool sent = actor.window.EverSent(call);
+      if (sent || !actor.ref) {
+        heard.push_back({std::move(waiting->reply), WhyGone(sent), ""});
+      } else {
+        unsent.push_back({actor.ref, number, waiting->method, actor.window.TakeArguments(call),
+                          waiting->deadline->first, std::move(waiting->reply), nullptr});
+      }
+    }
+  }
+  Clear();
 }
 
 void OutgoingCalls::Cancel(const absl::Status& status, HeardReplies& heard) {
-  if (!gone_) End([&](bool) { return status; }, heard);
-}
-
-void OutgoingCalls::End(absl::FunctionRef<absl::Status(bool sent)> status, HeardReplies& heard) {
   gone_ = true;
   for (auto& [number, actor] : actors_) {
     for (auto& [call, waiting] : actor.waiting) {
-      if (!waiting.reply) continue;
-      heard.push_back({std::move(waiting.reply), status(actor.window.EverSent(call)), ""});
+      if (waiting.reply) heard.push_back({std::move(waiting.reply), status, ""});
     }
   }
+  Clear();
+}
+
+void OutgoingCalls::Clear() {
   actors_.clear();
   unsent_.clear();
   paused_.clear();

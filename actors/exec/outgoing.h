@@ -16,7 +16,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -44,6 +43,7 @@ class OutgoingCalls {
   // `on_late`: hears of a good result that comes when the caller has been told that its time is over. May be
   // null.
   struct Call {
+    std::optional<ActorRef> ref;  // of an actor that may be made anew elsewhere
     uint64_t actor = 0;
     uint32_t method = 0;
     std::string arguments;
@@ -51,27 +51,30 @@ class OutgoingCalls {
     Reply reply;
     std::function<void(absl::string_view result)> on_late;
   };
-  // kResourceExhausted: kCallsInWindow calls to this actor have no answer yet.
+  // kResourceExhausted: kCallsInWindow calls to this actor have no answer yet. Not when it is gone.
   void Add(Call call, HeardReplies& heard);
+  absl::Status WhyGone(bool sent) const;
 
   // A connection is there; the next message greets on it.
   void Connected();
   void Lost() { state_ = State::kAway; }
   // What is to be sent now, about kMessageBytes; empty: nothing.
   std::string NextMessage(Instant now);
-  // InvalidArgument: the other end breaks the rules.
+  // InvalidArgument: the other end breaks the rules. NotFound: another process is at its address, so it is
+  // gone.
   absl::Status OnMessage(absl::string_view message, Instant now, HeardReplies& heard);
   // Tells those whose time is over, and lets those that were to wait go on.
   void OnTime(Instant now, HeardReplies& heard);
   // When OnTime has something to do.
   std::optional<Instant> next_time() const;
-  // The process is no more: nothing is answered.
-  void Gone(absl::string_view why, HeardReplies& heard);
+  // The process is no more: what was sent may have run, and its callers hear so. What was not comes to
+  // `unsent` where it has a reference, in its order.
+  void Gone(absl::string_view why, HeardReplies& heard, std::vector<Call>& unsent);
+  bool gone() const { return gone_; }
   // This process calls no more: those who wait hear this.
   void Cancel(const absl::Status& status, HeardReplies& heard);
 
   uint64_t answered() const { return answered_; }
-  bool gone() const { return gone_; }
   bool idle() const { return deadlines_.empty() && !HasUnsent(); }
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
@@ -85,6 +88,7 @@ class OutgoingCalls {
     std::multimap<Instant, std::pair<uint64_t, uint64_t>>::iterator deadline;
   };
   struct Actor {
+    std::optional<ActorRef> ref;
     CallWindow window;
     std::unordered_map<uint64_t, Waiting> waiting;  // by number
     uint64_t in_flight_max = kCallsInWindow;
@@ -95,9 +99,9 @@ class OutgoingCalls {
 
   void OnAnswer(const AnswerFrame& frame, HeardReplies& heard);
   void OnAgain(const AgainFrame& frame, Instant now);
-  void OnWelcome(const WelcomeFrame& frame, HeardReplies& heard);
+  void OnWelcome();
   void Expire(uint64_t actor, uint64_t number, HeardReplies& heard);
-  void End(absl::FunctionRef<absl::Status(bool sent)> status, HeardReplies& heard);
+  void Clear();
   absl::Status Late(const Actor& actor, uint64_t number) const;
   void AppendCalls(uint64_t number, Actor& actor, Instant now, std::string* message);
   bool HasUnsent() const { return !unsent_.empty(); }

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "actors/exec/incoming.h"
 #include "actors/exec/outgoing.h"
+#include "actors/exec/relocations.h"
 #include "base/check.h"
 #include "base/logging.h"
 #include "base/mutex.h"
@@ -48,7 +49,10 @@ struct Peers::Inbox {
     std::vector<Answer> answers;
     std::vector<uint64_t> ended;
     std::vector<std::vector<PeerProcess>> processes;
-    bool empty() const { return calls.empty() && answers.empty() && ended.empty() && processes.empty(); }
+    std::vector<std::pair<ActorRef, absl::StatusOr<ActorAddress>>> located;
+    bool empty() const {
+      return calls.empty() && answers.empty() && ended.empty() && processes.empty() && located.empty();
+    }
   };
 
   Inbox() : wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { GT_CHECK(wake.valid()); }
@@ -111,7 +115,8 @@ class Peers::Loop {
 
  private:
   struct Peer {
-    explicit Peer(OutgoingCalls c) : calls(std::move(c)) {}
+    Peer(const CallerId& i, OutgoingCalls c) : id(i), calls(std::move(c)) {}
+    const CallerId id;
     OutgoingCalls calls;
     std::string endpoint;  // empty: nobody has said where it is
     std::unique_ptr<port::ClientTransport> client;
@@ -177,6 +182,7 @@ class Peers::Loop {
     for (auto& [id, peer] : peers_) {
       if (!peer.calls.gone()) peer.calls.Cancel(Closed(), heard_);
     }
+    relocations_.Cancel(Closed(), heard_);
     return true;
   }
 
@@ -185,9 +191,14 @@ class Peers::Loop {
   void TakeIn(Inbox::Content& content) {
     for (std::vector<PeerProcess>& processes : content.processes) SetProcesses(std::move(processes));
     for (Inbox::NewCall& call : content.calls) {
-      Peer& peer = PeerOf(call.process);
-      peer.calls.Add(std::move(call.call), heard_);
-      touched_.insert(&peer);
+      if (call.call.ref) {
+        Dispatch(std::move(call.call));
+      } else {
+        Give(call.process, std::move(call.call));
+      }
+    }
+    for (const auto& [ref, at] : content.located) {
+      for (OutgoingCalls::Call& call : relocations_.Located(ref, at, heard_)) Dispatch(std::move(call));
     }
     for (Inbox::Answer& answer : content.answers)
       incoming_.Done(answer.caller, answer.actor, answer.number, answer.status, answer.result);
@@ -197,8 +208,44 @@ class Peers::Loop {
   Peer& PeerOf(const CallerId& id) {
     auto it = peers_.find(id);
     if (it == peers_.end())
-      it = peers_.try_emplace(id, OutgoingCalls(options_.self, id, "a process that nobody here knows")).first;
+      it = peers_.try_emplace(id, id, OutgoingCalls(options_.self, id, "a process that nobody here knows"))
+               .first;
     return it->second;
+  }
+
+  void Give(const CallerId& process, OutgoingCalls::Call call) {
+    Peer& peer = PeerOf(process);
+    if (peer.calls.gone()) {
+      heard_.push_back({std::move(call.reply), peer.calls.WhyGone(/*sent=*/false), ""});
+      return;
+    }
+    peer.calls.Add(std::move(call), heard_);
+    touched_.insert(&peer);
+  }
+
+  // To wherever its actor is, or when that is known.
+  void Dispatch(OutgoingCalls::Call call) {
+    const std::optional<ActorAddress> at = relocations_.Find(call, heard_);
+    if (!at) return;
+    const CallerId process{at->host_high, at->host_low};
+    call.actor = at->number;
+    if (process == options_.self) {
+      host_->Call(*at, static_cast<int>(call.method), std::move(call.arguments), call.deadline - clock_.Now(),
+                  std::move(call.reply));
+    } else if (Peer& peer = PeerOf(process); !peer.calls.gone()) {
+      peer.calls.Add(std::move(call), heard_);
+      touched_.insert(&peer);
+    } else {
+      const ActorRef ref = *call.ref;
+      if (relocations_.Lost(std::move(call), *at)) Locate(ref, *at);
+    }
+  }
+
+  void Locate(const ActorRef& ref, const ActorAddress& not_at) {
+    options_.locate(ref, not_at, [inbox = inbox_, ref](const absl::Status& status, absl::string_view result) {
+      const absl::StatusOr<ActorAddress> at = status.ok() ? ActorAddress::Parse(result) : status;
+      inbox->Add([&](Inbox::Content& content) { content.located.emplace_back(ref, at); });
+    });
   }
 
   void SetProcesses(std::vector<PeerProcess> processes) {
@@ -213,16 +260,23 @@ class Peers::Loop {
     }
     for (auto& [id, peer] : peers_) {
       if (!peer.named || now.contains(id) || peer.calls.gone()) continue;
-      peer.calls.Gone("its process has ended", heard_);
-      touched_.insert(&peer);
       incoming_.Forget(id);
-      if (options_.on_gone) options_.on_gone(id);
+      Lose(id, peer, "its process has ended");
     }
+  }
+
+  void Lose(const CallerId& id, Peer& peer, absl::string_view why) {
+    std::vector<OutgoingCalls::Call> unsent;
+    peer.calls.Gone(why, heard_, unsent);
+    touched_.insert(&peer);
+    if (options_.on_gone) options_.on_gone(id);
+    for (OutgoingCalls::Call& call : unsent) Dispatch(std::move(call));
   }
 
   // Connects, sends, and knows when it has to look again.
   void Pump() {
     const Instant now = clock_.Now();
+    relocations_.OnTime(now, heard_);
     while (!timers_.empty() && timers_.begin()->first <= now) {
       touched_.insert(timers_.begin()->second);
       timers_.begin()->second->timer.reset();
@@ -249,7 +303,7 @@ class Peers::Loop {
     if (peer.client != nullptr || peer.endpoint.empty() || peer.calls.idle()) return;
     auto client = options_.connect(peer.endpoint);
     if (!client.ok()) {
-      peer.calls.Gone(client.status().message(), heard_);
+      LogWarning("there is no connection to ", peer.calls.name(), ": ", client.status().message());
       return;
     }
     peer.client = *std::move(client);
@@ -305,6 +359,8 @@ class Peers::Loop {
     const Instant now = clock_.Now();
     absl::Duration wait = again ? kSendAgain : kLookAtLeast;
     if (!timers_.empty()) wait = std::clamp(timers_.begin()->first - now, absl::ZeroDuration(), wait);
+    if (const auto next = relocations_.next_time())
+      wait = std::clamp(*next - now, absl::ZeroDuration(), wait);
     std::array<epoll_event, 64> events;
     const int timeout_ms =
         static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(wait, absl::Milliseconds(1))));
@@ -338,6 +394,7 @@ class Peers::Loop {
       const std::optional<std::string> message = peer.client->Receive();
       if (!message) break;
       const absl::Status status = peer.calls.OnMessage(*message, clock_.Now(), heard_);
+      if (absl::IsNotFound(status)) return Lose(peer.id, peer, status.message());
       if (!status.ok()) Complain(peer.endpoint, status);
     }
     answered_.fetch_add(peer.calls.answered() - before, std::memory_order_relaxed);
@@ -365,6 +422,7 @@ class Peers::Loop {
   const Clock& clock_;
   const std::shared_ptr<Inbox> inbox_;
   IncomingCalls incoming_;
+  Relocations relocations_;
   std::map<CallerId, Peer> peers_;  // those that are gone stay, so that who calls them hears of it
   std::set<Peer*> touched_;
   std::set<std::pair<Instant, Peer*>> timers_;
@@ -378,7 +436,8 @@ class Peers::Loop {
 };
 
 Peers::Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock)
-    : inbox_(std::make_shared<Inbox>()),
+    : clock_(clock),
+      inbox_(std::make_shared<Inbox>()),
       loop_(std::make_unique<Loop>(host, std::move(server), std::move(options), clock, inbox_)) {}
 Peers::~Peers() = default;
 
@@ -386,23 +445,36 @@ void Peers::SetProcesses(std::vector<PeerProcess> processes) {
   inbox_->Add([&](Inbox::Content& content) { content.processes.push_back(std::move(processes)); });
 }
 
-void Peers::Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
-                 Reply reply, std::function<void(absl::string_view)> on_late) {
-  if (arguments.size() > kCallBytesMax) {
-    return reply(absl::InvalidArgumentError(absl::StrCat("the arguments have ", arguments.size(),
-                                                         " bytes, and ", kCallBytesMax, " are the most")),
-                 {});
+void Peers::Call(const ActorRef& ref, int method, std::string arguments, absl::Duration timeout,
+                 Reply reply) {
+  OutgoingCalls::Call call;
+  call.ref = ref;
+  call.method = static_cast<uint32_t>(method);
+  call.arguments = std::move(arguments);
+  call.reply = std::move(reply);
+  Add({ref.at.host_high, ref.at.host_low}, std::move(call), timeout);
+}
+
+void Peers::Ask(const CallerId& process, uint32_t method, std::string arguments, absl::Duration timeout,
+                Reply reply, std::function<void(absl::string_view)> on_late) {
+  OutgoingCalls::Call call;
+  call.method = method;
+  call.arguments = std::move(arguments);
+  call.reply = std::move(reply);
+  call.on_late = std::move(on_late);
+  Add(process, std::move(call), timeout);
+}
+
+void Peers::Add(const CallerId& process, OutgoingCalls::Call call, absl::Duration timeout) {
+  if (call.arguments.size() > kCallBytesMax) {
+    return call.reply(
+        absl::InvalidArgumentError(absl::StrCat("the arguments have ", call.arguments.size(), " bytes, and ",
+                                                kCallBytesMax, " are the most")),
+        {});
   }
-  Inbox::NewCall call;
-  call.process = {address.host_high, address.host_low};
-  call.call.actor = address.number;
-  call.call.method = static_cast<uint32_t>(method);
-  call.call.arguments = std::move(arguments);
-  call.call.deadline = RealClock().Now() + timeout;
-  call.call.reply = std::move(reply);
-  call.call.on_late = std::move(on_late);
-  if (!inbox_->Add([&](Inbox::Content& content) { content.calls.push_back(std::move(call)); }))
-    call.call.reply(absl::CancelledError("the cluster of this process is closed"), {});
+  call.deadline = clock_.Now() + timeout;
+  if (!inbox_->Add([&](Inbox::Content& content) { content.calls.push_back({process, std::move(call)}); }))
+    call.reply(absl::CancelledError("the cluster of this process is closed"), {});
 }
 
 uint64_t Peers::answered() const { return loop_->answered(); }

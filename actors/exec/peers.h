@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "actors/exec/host.h"
+#include "actors/exec/outgoing.h"
 #include "actors/plan/call_ledger.h"
 #include "base/clock.h"
 #include "net/port/transport.h"
@@ -41,6 +42,8 @@ class Peers {
         control;
     // A process is no more.
     std::function<void(const CallerId& process)> on_gone;
+    // Asks the owner of an actor where that is, if it is not at `not_at` any more; the reply is an address.
+    std::function<void(const ActorRef& ref, const ActorAddress& not_at, Reply reply)> locate;
   };
   // `host` outlives it, closed or not, and so does `clock`.
   Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock);
@@ -56,8 +59,12 @@ class Peers {
   // kUnavailable: the process is gone; the message says whether the call may have run. kDeadlineExceeded:
   // likewise. kResourceExhausted: kCallsInWindow calls of this process to this actor have no answer yet.
   // Others are those of Host::Call there. `on_late` may be null: OutgoingCalls has it.
-  void Call(const ActorAddress& address, int method, std::string arguments, absl::Duration timeout,
-            Reply reply, std::function<void(absl::string_view result)> on_late = nullptr);
+  // A call that was not sent when the process of its actor was lost goes to where that is made anew.
+  // kNotFound: it is no more.
+  void Call(const ActorRef& ref, int method, std::string arguments, absl::Duration timeout, Reply reply);
+  // A call to a process itself, which is never sent elsewhere.
+  void Ask(const CallerId& process, uint32_t method, std::string arguments, absl::Duration timeout,
+           Reply reply, std::function<void(absl::string_view result)> on_late = nullptr);
 
   // Calls that others have answered, since the peers were made.
   uint64_t answered() const;
@@ -67,6 +74,9 @@ class Peers {
  private:
   struct Inbox;
   class Loop;
+  void Add(const CallerId& process, OutgoingCalls::Call call, absl::Duration timeout);
+
+  const Clock& clock_;
   const std::shared_ptr<Inbox> inbox_;
   const std::unique_ptr<Loop> loop_;
 };

@@ -27,6 +27,11 @@ bool CallWindow::EverSent(uint64_t number) const {
   return it != calls_.end() && it->second.ever_sent;
 }
 
+std::string CallWindow::TakeArguments(uint64_t number) {
+  const auto it = calls_.find(number);
+  return it == calls_.end() ? "" : std::move(it->second.arguments);
+}
+
 bool CallWindow::Answered(uint64_t number) {
   const auto it = calls_.find(number);
   if (it == calls_.end()) return false;

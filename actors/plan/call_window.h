@@ -48,6 +48,8 @@ class CallWindow {
   Renumbered NewEpoch();
 
   bool EverSent(uint64_t number) const;
+  // Of a call that goes elsewhere.
+  std::string TakeArguments(uint64_t number);
   size_t size() const { return calls_.size(); }
 
  private:

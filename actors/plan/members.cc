@@ -88,4 +88,23 @@ absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
   return request;
 }
 
+std::string PrintEnd(const EndRequest& request) {
+  std::string bytes;
+  PutText(request.reason, &bytes);
+  const size_t before = bytes.size();
+  bytes.resize(before + request.actors.size() * sizeof(uint64_t));
+  if (!request.actors.empty())
+    std::memcpy(bytes.data() + before, request.actors.data(), bytes.size() - before);
+  return bytes;
+}
+
+absl::StatusOr<EndRequest> ParseEnd(absl::string_view bytes) {
+  EndRequest request;
+  if (!TakeText(&bytes, kSignatureBytesMax, &request.reason) || bytes.size() % sizeof(uint64_t) != 0)
+    return Malformed("which actors are to end?");
+  request.actors.resize(bytes.size() / sizeof(uint64_t));
+  if (!bytes.empty()) std::memcpy(request.actors.data(), bytes.data(), bytes.size());
+  return request;
+}
+
 }  // namespace gtrain::actors

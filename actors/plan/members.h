@@ -29,8 +29,9 @@ size_t DriverOf(const std::vector<Introduction>& all);
 // Methods of the process itself, which is actor 0.
 enum class Control : uint32_t {
   kSpawn = 0,   // a SpawnRequest; the answer is the address of the actor
-  kEnd = 1,     // the number of an actor (8 bytes) and a reason
+  kEnd = 1,     // an EndRequest
   kFinish = 2,  // the driver has ended, and so does this process
+  kLocate = 3,  // of the owner: a LocateRequest; the answer is an address
 };
 
 struct SpawnRequest {
@@ -41,5 +42,12 @@ struct SpawnRequest {
 std::string PrintSpawn(const SpawnRequest& request);
 // Views into `bytes`.
 absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes);
+
+struct EndRequest {
+  absl::string_view reason;
+  std::vector<uint64_t> actors;
+};
+std::string PrintEnd(const EndRequest& request);
+absl::StatusOr<EndRequest> ParseEnd(absl::string_view bytes);
 
 }  // namespace gtrain::actors

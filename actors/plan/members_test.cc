@@ -42,5 +42,17 @@ TEST(Spawn, IsReadAsItWasWritten) {
   EXPECT_FALSE(ParseSpawn(PrintSpawn({"Class", "", -1, ""})).ok());
 }
 
+TEST(End, IsReadAsItWasWritten) {
+  for (const std::vector<uint64_t>& actors : {std::vector<uint64_t>{}, {1, UINT64_MAX}}) {
+    const std::string bytes = PrintEnd({"why", actors});
+    const auto read = ParseEnd(bytes);
+    ASSERT_TRUE(read.ok());
+    EXPECT_EQ(read->reason, "why");
+    EXPECT_EQ(read->actors, actors);
+    EXPECT_FALSE(ParseEnd(bytes + "x").ok());
+    EXPECT_FALSE(ParseEnd(bytes.substr(0, 6)).ok());
+  }
+}
+
 }  // namespace
 }  // namespace gtrain::actors

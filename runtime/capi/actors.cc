@@ -373,9 +373,9 @@ void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t ref
   const gtrain_status status = Call(&error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(actors));
     GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
-    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorAddress address,
-                        gtrain::actors::ActorAddress::Parse(View(reference, reference_size)));
-    actors->cluster->Call(address, method, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
+    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorRef ref,
+                        gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
+    actors->cluster->Call(ref, method, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
                           gtrain::capi::ReplyOf(reply, user));
     return absl::OkStatus();
   });
@@ -386,9 +386,9 @@ void gtrain_actors_end(gtrain_actors* actors, const void* reference, size_t refe
                        const char* reason) {
   (void)Call(nullptr, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(actors));
-    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorAddress address,
-                        gtrain::actors::ActorAddress::Parse(View(reference, reference_size)));
-    actors->cluster->End(address, reason == nullptr ? "" : reason);
+    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorRef ref,
+                        gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
+    actors->cluster->End(ref, reason == nullptr ? "" : reason);
     return absl::OkStatus();
   });
 }

@@ -62,7 +62,7 @@ class ActorsTest(harness.GtrainTest):
         rng = random.Random(seed)
         seconds = soak(300, 12)
         self.launch('count', 4, 'count', seconds, extra='elastic: {mode: in-place}\nrestart: {budget: 10000}\n')
-        wait_until('effects of all', lambda: len(self.effects()) >= 3)
+        wait_until('effects of all', lambda: len(self.effects()) == 3 and all(self.effects().values()))
         driver = int(self.read('driver'))
         kills = 0
         while self.job('count')['state'] not in harness.TERMINAL_STATES:
@@ -70,11 +70,12 @@ class ActorsTest(harness.GtrainTest):
             if len(victims) == 3:
                 os.kill(rng.choice(victims), signal.SIGKILL)
                 kills += 1
-                spawned = len(self.effects())
-                wait_until('the next one', lambda: len(self.effects()) > spawned or self.job('count')['state'] in harness.TERMINAL_STATES)
+                before = self.effects()
+                wait_until('more of all', lambda: all(len(now) > len(before[name]) for name, now in self.effects().items()) or
+                           self.job('count')['state'] in harness.TERMINAL_STATES)
         self.assertEqual(self.job('count')['state'], 'SUCCEEDED', f'seed {seed}')
         log = self.read('result')
-        added, failed, spawned, longest = map(int, re.search(r'added (\d+) failed (\d+) spawned (\d+) longest (\d+) ms', log).groups())
+        added, failed, longest = map(int, re.search(r'added (\d+) failed (\d+) longest (\d+) ms', log).groups())
         done = collections.Counter(number for numbers in self.effects().values() for number in numbers)
         reported = set(map(int, re.findall(r'failed (\d+):', log)))
         self.assertEqual(max(done.values()), 1, f'an effect twice, seed {seed}: {done.most_common(3)}')

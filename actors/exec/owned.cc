@@ -1,0 +1,262 @@
+#include "actors/exec/owned.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/units.h"
+
+namespace gtrain::actors {
+namespace {
+
+constexpr size_t kMakingAtOnce = 256;
+constexpr size_t kEndingsKept = 1024;  // why actors ended
+constexpr size_t kAskedMax = 16'384;   // who asks where one actor is
+constexpr absl::Duration kMakeWithin = absl::Minutes(1);
+
+}  // namespace
+
+class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core> {
+ public:
+  Core(const CallerId& self, Functions functions, const Clock& clock)
+      : self_(self), functions_(std::move(functions)), clock_(clock) {}
+
+  void Spawn(Spec spec, absl::Duration timeout, Reply reply) {
+    uint64_t id = 0;
+    absl::StatusOr<CallerId> on;
+    {
+      MutexLock lock(&mutex_);
+      on = Pick(spec.placement);
+      if (on.ok()) {
+        id = ++last_;
+        Owned& owned = owned_[id];
+        owned.spec = spec;
+        owned.on = *on;
+      }
+    }
+    if (!on.ok()) return reply(on.status(), {});
+    functions_.make(*on, spec, timeout,
+                    [core = shared_from_this(), id, reply = std::move(reply)](
+                        const absl::Status& status, absl::string_view result) mutable {
+                      const absl::StatusOr<std::string> made = core->Made(id, status, result);
+                      reply(made.status(), made.ok() ? *made : "");
+                    });
+  }
+
+  void End(uint64_t id, const std::string& reason) {
+    std::optional<ActorAddress> at;
+    std::vector<Reply> asked;
+    {
+      MutexLock lock(&mutex_);
+      const auto it = owned_.find(id);
+      if (it == owned_.end()) return;
+      if (it->second.made) at = it->second.at;
+      asked = Forget(it, reason);
+    }
+    if (at) functions_.end(*at, reason);
+    for (Reply& one : asked) one(Ended(reason), {});
+  }
+
+  void Locate(uint64_t id, const ActorAddress& not_at, Reply reply) {
+    absl::Status status;
+    std::string at;
+    {
+      MutexLock lock(&mutex_);
+      const auto it = owned_.find(id);
+      if (it == owned_.end()) {
+        const auto why = endings_.find(id);
+        status = Ended(why == endings_.end() ? "its owner does not know it" : why->second);
+      } else if (it->second.made && it->second.at != not_at) {
+        at = it->second.at.Pack();
+      } else if (it->second.asked.size() >= kAskedMax) {
+        status = absl::ResourceExhaustedError("too many processes ask where the actor is");
+      } else {
+        it->second.asked.push_back(std::move(reply));
+        return;
+      }
+    }
+    reply(status, at);
+  }
+
+  void ProcessLost(const CallerId& process) {
+    std::vector<std::pair<absl::Status, std::vector<Reply>>> told;
+    {
+      MutexLock lock(&mutex_);
+      on_.erase(process);
+      std::vector<uint64_t> lost;
+      for (const auto& [id, owned] : owned_) {
+        if (owned.made && owned.on == process) lost.push_back(id);
+      }
+      for (const uint64_t id : lost) {
+        const auto it = owned_.find(id);
+        it->second.made = false;
+        std::string reason = CountLoss(it->second);
+        if (reason.empty()) {
+          to_make_.push_back(id);
+        } else {
+          told.emplace_back(Ended(reason), Forget(it, reason));
+        }
+      }
+    }
+    for (auto& [status, asked] : told) {
+      for (Reply& one : asked) one(status, {});
+    }
+    MakeSome();
+  }
+
+  void Close() {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    to_make_.clear();
+  }
+
+  size_t size() const {
+    MutexLock lock(&mutex_);
+    return owned_.size();
+  }
+
+ private:
+  static absl::Status Ended(absl::string_view reason) {
+    return absl::NotFoundError(absl::StrCat("the actor is no more: ", reason));
+  }
+
+  absl::StatusOr<CallerId> Pick(const Placement& placement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    absl::StatusOr<CallerId> on = functions_.pick(placement, on_);
+    if (on.ok()) ++on_[*on];
+    return on;
+  }
+  void Leave(const CallerId& process) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto it = on_.find(process);
+    if (it != on_.end() && --it->second == 0) on_.erase(it);
+  }
+
+  std::vector<Reply> Forget(std::map<uint64_t, Owned>::iterator it, const std::string& reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::vector<Reply> asked = std::move(it->second.asked);
+    Leave(it->second.on);
+    endings_[it->first] = reason;
+    if (endings_.size() > kEndingsKept) endings_.erase(endings_.begin());
+    owned_.erase(it);
+    return asked;
+  }
+
+  // Why it ends; empty: it is made anew.
+  std::string CountLoss(Owned& owned) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Instant now = clock_.Now();
+    owned.losses.push_back(now);
+    std::erase_if(owned.losses, [&](Instant then) { return now - then > kRestartWindow; });
+    const int losses = static_cast<int>(owned.losses.size());
+    if (losses <= owned.spec.options.restarts) return "";
+    const std::string often =
+        losses == 1 ? "" : absl::StrCat(" ", losses, " times within ", PrintDuration(kRestartWindow));
+    return absl::StrCat("its process was lost", often, ", and it has ", owned.spec.options.restarts,
+                        " restarts");
+  }
+
+  // The reference; or the error of who hears it.
+  absl::StatusOr<std::string> Made(uint64_t id, absl::Status status, absl::string_view result) {
+    absl::StatusOr<ActorAddress> at = ActorAddress::Parse(result);
+    if (status.ok()) status = at.status();
+    std::vector<Reply> asked;
+    bool over = false;
+    {
+      MutexLock lock(&mutex_);
+      const auto it = owned_.find(id);
+      over = it == owned_.end();
+      if (!over && status.ok()) {
+        it->second.at = *at;
+        it->second.made = true;
+        asked = std::exchange(it->second.asked, {});
+      } else if (!over) {
+        asked = Forget(it, std::string(status.message()));
+      }
+      over = over && !closed_;
+    }
+    if (over && status.ok()) functions_.end(*at, "its owner let it go as it was made");
+    for (Reply& one : asked) one(status, status.ok() ? result : "");
+    if (!status.ok()) return status;
+    ActorRef ref;
+    ref.owner_high = self_.high;
+    ref.owner_low = self_.low;
+    ref.id = id;
+    ref.at = *at;
+    return ref.Pack();
+  }
+
+  // Those whose process was lost, a few at a time.
+  void MakeSome() {
+    for (;;) {
+      uint64_t id = 0;
+      Spec spec;
+      absl::StatusOr<CallerId> on;
+      std::vector<Reply> asked;
+      {
+        MutexLock lock(&mutex_);
+        if (closed_ || to_make_.empty() || making_ >= kMakingAtOnce) return;
+        id = to_make_.front();
+        to_make_.pop_front();
+        const auto it = owned_.find(id);
+        if (it == owned_.end()) continue;
+        on = Pick(it->second.spec.placement);
+        if (!on.ok() && it->second.spec.placement.rank) on = Pick({it->second.spec.placement.spread, {}});
+        if (on.ok()) {
+          ++making_;
+          it->second.on = *on;
+          spec = it->second.spec;
+        } else {
+          asked = Forget(it, std::string(on.status().message()));
+        }
+      }
+      for (Reply& one : asked) one(Ended(on.status().message()), {});
+      if (!on.ok()) continue;
+      functions_.make(*on, spec, kMakeWithin,
+                      [core = shared_from_this(), id](const absl::Status& status, absl::string_view result) {
+                        core->MadeAnew(id, status, result);
+                      });
+    }
+  }
+
+  void MadeAnew(uint64_t id, const absl::Status& status, absl::string_view result) {
+    bool again = false;
+    {
+      MutexLock lock(&mutex_);
+      --making_;
+      // The process that was to have it is lost, too: that is a loss as the one before.
+      const auto it = owned_.find(id);
+      if (absl::IsUnavailable(status) && it != owned_.end() && !closed_) {
+        Leave(it->second.on);
+        again = CountLoss(it->second).empty();
+        if (again) to_make_.push_back(id);
+      }
+    }
+    if (!again) (void)Made(id, status, result);
+    MakeSome();
+  }
+
+  const CallerId self_;
+  const Functions functions_;
+  const Clock& clock_;
+  mutable Mutex mutex_;
+  std::map<uint64_t, Owned> owned_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::string> endings_ ABSL_GUARDED_BY(mutex_);
+  std::map<CallerId, size_t> on_ ABSL_GUARDED_BY(mutex_);  // how many each process has
+  std::deque<uint64_t> to_make_ ABSL_GUARDED_BY(mutex_);
+  size_t making_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+OwnedActors::OwnedActors(const CallerId& self, Functions functions, const Clock& clock)
+    : core_(std::make_shared<Core>(self, std::move(functions), clock)) {}
+void OwnedActors::Spawn(Spec spec, absl::Duration timeout, Reply reply) {
+  core_->Spawn(std::move(spec), timeout, std::move(reply));
+}
+void OwnedActors::End(uint64_t id, const std::string& reason) { core_->End(id, reason); }
+void OwnedActors::Locate(uint64_t id, const ActorAddress& not_at, Reply reply) {
+  core_->Locate(id, not_at, std::move(reply));
+}
+void OwnedActors::ProcessLost(const CallerId& process) { core_->ProcessLost(process); }
+void OwnedActors::Close() { core_->Close(); }
+size_t OwnedActors::size() const { return core_->size(); }
+
+}  // namespace gtrain::actors

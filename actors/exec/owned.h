@@ -1,0 +1,82 @@
+// The actors that this process owns: what each was made of, where it is, and where it is made anew when the
+// process that had it is lost.
+//
+// A lost actor is made of the arguments of its spawn; what it had is gone with its process. That happens
+// `restarts` times within kRestartWindow, then it has ended. Others who call it ask here where it is.
+//
+// Thread-safe; nothing blocks. Cost: an actor's arguments and about 300 bytes; kMakingAtOnce of those that a
+// process had are made anew at a time.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "actors/exec/host.h"
+#include "actors/plan/call_ledger.h"
+#include "actors/plan/placement.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+
+namespace gtrain::actors {
+
+struct Placement {
+  Spread spread = Spread::kProcesses;
+  std::optional<int> rank;  // instead of it; any other process once that one is lost
+};
+
+class OwnedActors {
+ public:
+  struct Spec {
+    std::string type;
+    SpawnOptions options;
+    Placement placement;
+    std::string arguments;
+  };
+  struct Functions {
+    // Where one is to be made; an error: nowhere.
+    std::function<absl::StatusOr<CallerId>(const Placement& placement,
+                                           const std::map<CallerId, size_t>& actors)>
+        pick;
+    // Makes one there; the reply is an address.
+    std::function<void(const CallerId& at, const Spec& spec, absl::Duration timeout, Reply reply)> make;
+    std::function<void(const ActorAddress& at, const std::string& reason)> end;
+  };
+  OwnedActors(const CallerId& self, Functions functions, const Clock& clock);
+
+  // The reply is a reference.
+  void Spawn(Spec spec, absl::Duration timeout, Reply reply);
+  // It is no more from now on, wherever it is.
+  void End(uint64_t id, const std::string& reason);
+  // The reply is the address of the actor, once that is another one than `not_at`. NotFound: it is no more.
+  void Locate(uint64_t id, const ActorAddress& not_at, Reply reply);
+  // A process is no more, and so are the actors that it had.
+  void ProcessLost(const CallerId& process);
+  // Nobody makes anything any more.
+  void Close();
+
+  size_t size() const;
+
+ private:
+  struct Owned {
+    Spec spec;
+    ActorAddress at;
+    CallerId on;  // where it is, or is being made
+    bool made = false;
+    std::vector<Instant> losses;  // within kRestartWindow
+    std::vector<Reply> asked;
+  };
+  class Core;
+  const std::shared_ptr<Core> core_;  // replies may come when this is gone
+};
+
+}  // namespace gtrain::actors

@@ -1,0 +1,99 @@
+#include "actors/exec/relocations.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace gtrain::actors {
+
+void Relocations::Wait(const Name& name, Target& target, Call call) {
+  deadlines_.emplace(call.deadline, name);
+  target.waiting.push_back(std::move(call));
+}
+
+std::optional<ActorAddress> Relocations::Find(Call& call, HeardReplies& heard) {
+  const auto it = targets_.find(NameOf(*call.ref));
+  if (it == targets_.end()) return call.ref->at;
+  Target& target = it->second;
+  if (!target.ended.ok()) {
+    heard.push_back({std::move(call.reply), target.ended, ""});
+    return std::nullopt;
+  }
+  if (!target.sought) return target.at;
+  if (target.waiting.size() >= kCallsInWindow) {
+    heard.push_back({std::move(call.reply),
+                     absl::ResourceExhaustedError(
+                         absl::StrCat(kCallsInWindow,
+                                      " calls wait for the actor to be made anew elsewhere: await answers "
+                                      "before making other calls")),
+                     ""});
+    return std::nullopt;
+  }
+  Wait(it->first, target, std::move(call));
+  return std::nullopt;
+}
+
+bool Relocations::Lost(Call call, const ActorAddress& at) {
+  const Name name = NameOf(*call.ref);
+  Target& target = targets_[name];
+  target.at = at;
+  const bool ask = !std::exchange(target.sought, true);
+  Wait(name, target, std::move(call));
+  return ask;
+}
+
+std::vector<Relocations::Call> Relocations::Located(const ActorRef& ref,
+                                                    const absl::StatusOr<ActorAddress>& at,
+                                                    HeardReplies& heard) {
+  const auto it = targets_.find(NameOf(ref));
+  if (it == targets_.end()) return {};
+  Target& target = it->second;
+  target.sought = false;
+  std::vector<Call> waited(std::make_move_iterator(target.waiting.begin()),
+                           std::make_move_iterator(target.waiting.end()));
+  target.waiting.clear();
+  if (at.ok()) {
+    target.at = *at;
+    return waited;
+  }
+  target.ended = at.status();
+  for (Call& call : waited) heard.push_back({std::move(call.reply), target.ended, ""});
+  return {};
+}
+
+ActorAddress Relocations::LookedForAt(const ActorRef& ref) const {
+  const auto it = targets_.find(NameOf(ref));
+  return it == targets_.end() ? ref.at : it->second.at;
+}
+
+void Relocations::OnTime(Instant now, HeardReplies& heard) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const Name name = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    const auto it = targets_.find(name);
+    if (it == targets_.end()) continue;
+    std::erase_if(it->second.waiting, [&](Call& call) {
+      if (call.deadline > now) return false;
+      heard.push_back(
+          {std::move(call.reply),
+           absl::DeadlineExceededError("the call has not been sent, and does not run: the process of "
+                                       "the actor was lost, and it is not made anew yet"),
+           ""});
+      return true;
+    });
+  }
+}
+
+std::optional<Instant> Relocations::next_time() const {
+  if (deadlines_.empty()) return std::nullopt;
+  return deadlines_.begin()->first;
+}
+
+void Relocations::Cancel(const absl::Status& status, HeardReplies& heard) {
+  for (auto& [name, target] : targets_) {
+    for (Call& call : target.waiting) heard.push_back({std::move(call.reply), status, ""});
+    target.waiting.clear();
+  }
+}
+
+}  // namespace gtrain::actors
