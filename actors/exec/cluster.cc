@@ -17,6 +17,7 @@ constexpr absl::Duration kLook = absl::Milliseconds(200);  // whether the cluste
 constexpr absl::Duration kReportEvery = absl::Seconds(1);
 constexpr absl::Duration kFinishWithin = absl::Seconds(10);
 constexpr absl::Duration kEndWithin = absl::Minutes(1);
+constexpr absl::Duration kKeepWithin = absl::Minutes(1);
 constexpr absl::Duration kLocateWithin =
     absl::Minutes(10);                // calls that wait for it have deadlines of their own
 constexpr int kMessagesInQueue = 64;  // of a connection: about 16 MiB, or a few long ones
@@ -28,7 +29,7 @@ CallerId ProcessOf(const ActorAddress& address) { return {address.host_high, add
 // Threads of the host that are left to themselves may outlive the cluster.
 struct Cluster::Ends {
   Mutex mutex;
-  std::function<void(uint64_t)> on_end ABSL_GUARDED_BY(mutex);
+  std::function<void(uint64_t)> on_end ABSL_GUARDED_BY(mutex), on_undone ABSL_GUARDED_BY(mutex);
 };
 
 Cluster::Cluster(const HostOptions& options, const Clock& clock)
@@ -37,6 +38,10 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
   host.on_end = [ends = ends_](uint64_t actor) {
     MutexLock lock(&ends->mutex);
     if (ends->on_end) ends->on_end(actor);
+  };
+  host.on_undone = [ends = ends_](uint64_t actor) {
+    MutexLock lock(&ends->mutex);
+    if (ends->on_undone) ends->on_undone(actor);
   };
   host_ = std::make_unique<Host>(host, clock);
   self_ = ProcessOf(host_->address());
@@ -71,6 +76,12 @@ absl::Status Cluster::Join(ClusterNetwork network) {
                            absl::Duration timeout,
                            Reply reply) { OnControl(caller, method, arguments, timeout, std::move(reply)); };
   options.on_gone = [this](const CallerId& process) { OnGone(process); };
+  options.keep = [this](const CallerId& owner, uint64_t id, const std::string& record, Reply reply) {
+    std::string arguments(sizeof(id), '\0');
+    std::memcpy(arguments.data(), &id, sizeof(id));
+    peers_->Ask(owner, static_cast<uint32_t>(Control::kKeep), arguments + record, kKeepWithin,
+                std::move(reply));
+  };
   options.locate = [this](const ActorRef& ref, const ActorAddress& not_at, Reply reply) {
     Locate(ref, not_at, std::move(reply));
   };
@@ -81,6 +92,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
       OnEnd(actor);
       tell(actor);
     };
+    ends_->on_undone = peers_->OnUndone();
   }
   MutexLock lock(&mutex_);
   drives_ = false;
@@ -100,7 +112,7 @@ Cluster::~Cluster() {
   host_->Close();
   {
     MutexLock lock(&ends_->mutex);
-    ends_->on_end = nullptr;
+    ends_->on_end = ends_->on_undone = nullptr;
   }
   if (gathering_.joinable()) gathering_.join();
   peers_.reset();
@@ -161,14 +173,12 @@ absl::Status Cluster::GatherOnce() {
 
 absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   std::vector<Introduction> all;
-  std::vector<PeerProcess> others;
+  std::vector<PeerProcess> processes;
   for (size_t rank = 0; rank < table.size(); ++rank) {
     absl::StatusOr<Introduction> one = ParseIntroduction(table[rank]);
     if (!one.ok())
       return absl::Status(one.status().code(), absl::StrCat("rank ", rank, ": ", one.status().message()));
-    if (one->process != self_) {
-      others.push_back({one->process, one->endpoint, absl::StrCat("rank ", rank, " (", one->node, ")")});
-    }
+    processes.push_back({one->process, one->endpoint, absl::StrCat("rank ", rank, " (", one->node, ")")});
     all.push_back(*std::move(one));
   }
   {
@@ -179,7 +189,7 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
     driver_ = DriverOf(all);
     drives_ |= all[driver_].process == self_;
   }
-  peers_->SetProcesses(std::move(others));
+  peers_->SetProcesses(std::move(processes));
   return absl::OkStatus();
 }
 
@@ -256,18 +266,28 @@ absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
 
 void Cluster::Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
                     std::string arguments, absl::Duration timeout, Reply reply) {
-  owned_->Spawn({std::string(type), options, placement, std::move(arguments)}, timeout, std::move(reply));
+  if (options.keep) {
+    if (const absl::Status may = host_->MayKeep(type); !may.ok()) return reply(may, {});
+  }
+  OwnedActors::Spec spec;
+  spec.type = std::string(type);
+  spec.options = options;
+  spec.placement = placement;
+  spec.arguments = std::move(arguments);
+  owned_->Spawn(std::move(spec), timeout, std::move(reply));
 }
 
 void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply) {
-  if (at == self_) return host_->Spawn(spec.type, spec.options, spec.arguments, timeout, std::move(reply));
   const absl::StatusOr<std::string> signature = host_->SignatureOf(spec.type);
   if (!signature.ok()) return reply(signature.status(), {});
   SpawnRequest request;
   request.type = spec.type;
   request.signature = *signature;
   request.restarts = spec.options.restarts;
+  request.kept = spec.kept;
+  request.record = spec.record;
   request.arguments = spec.arguments;
+  if (at == self_) return MakeHere(self_, request, timeout, std::move(reply));
   // Nobody has an actor whose spawn took too long.
   const auto late = [this](absl::string_view result) {
     if (const auto made = ActorAddress::Parse(result); made.ok()) EndAt(*made, "its spawn took too long");
@@ -276,9 +296,35 @@ void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Dura
               late);
 }
 
+void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl::Duration timeout,
+                       Reply reply) {
+  SpawnOptions options;
+  options.restarts = request.restarts;
+  options.keep = request.kept != 0;
+  KeptRecord record;
+  if (!request.record.empty()) {
+    absl::StatusOr<KeptRecord> kept = ParseRecord(request.record);
+    if (!kept.ok()) return reply(kept.status(), {});
+    record = *std::move(kept);
+    options.state = std::exchange(record.state, "");
+  }
+  host_->Spawn(request.type, options, std::string(request.arguments), timeout,
+               [this, owner, id = request.kept, record = std::move(record), reply = std::move(reply)](
+                   const absl::Status& status, absl::string_view result) mutable {
+                 const auto address = ActorAddress::Parse(result);
+                 if (status.ok() && address.ok()) {
+                   if (id != 0 && peers_ != nullptr)
+                     peers_->Keep(address->number, owner, id, std::move(record));
+                   OwnedBy(owner, *address);
+                 }
+                 reply(status, result);
+               });
+}
+
 void Cluster::Call(const ActorRef& ref, int method, std::string arguments, absl::Duration timeout,
                    Reply reply) {
-  if (ProcessOf(ref.at) == self_ || peers_ == nullptr)
+  // Calls to one whose state is kept have numbers wherever it is.
+  if (peers_ == nullptr || (ProcessOf(ref.at) == self_ && ref.kept == 0))
     return host_->Call(ref.at, method, std::move(arguments), timeout, std::move(reply));
   peers_->Call(ref, method, std::move(arguments), timeout, std::move(reply));
 }
@@ -363,6 +409,13 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
       if (!ref.ok()) return reply(ref.status(), {});
       return owned_->Locate(ref->id, ref->at, std::move(reply));
     }
+    case Control::kKeep: {
+      uint64_t id = 0;
+      if (arguments.size() < sizeof(id))
+        return reply(absl::InvalidArgumentError("which actor is to be kept?"), {});
+      std::memcpy(&id, arguments.data(), sizeof(id));
+      return reply(owned_->Keep(id, caller, absl::string_view(arguments).substr(sizeof(id))), {});
+    }
     case Control::kFinish: {
       {
         MutexLock lock(&mutex_);
@@ -385,24 +438,22 @@ void Cluster::OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Dur
                      " where it is spawned: all ranks of a job run one build of the program")),
                  {});
   }
-  SpawnOptions options;
-  options.restarts = request->restarts;
-  host_->Spawn(
-      request->type, options, std::string(request->arguments), timeout,
-      [this, caller, reply = std::move(reply)](const absl::Status& status, absl::string_view result) mutable {
-        bool gone = false;
-        const auto address = ActorAddress::Parse(result);
-        if (status.ok() && address.ok()) {
-          MutexLock lock(&mutex_);
-          gone = gone_.contains(caller);
-          if (!gone) {
-            owners_[caller].insert(address->number);
-            owner_of_[address->number] = caller;
-          }
-        }
-        if (gone) host_->End(*address, "the process of its owner has ended");
-        reply(status, result);
-      });
+  MakeHere(caller, *request, timeout, std::move(reply));
+}
+
+// So that it ends with the process of its owner.
+void Cluster::OwnedBy(const CallerId& owner, const ActorAddress& address) {
+  if (owner == self_) return;
+  bool gone = false;
+  {
+    MutexLock lock(&mutex_);
+    gone = gone_.contains(owner);
+    if (!gone) {
+      owners_[owner].insert(address.number);
+      owner_of_[address.number] = owner;
+    }
+  }
+  if (gone) host_->End(address, "the process of its owner has ended");
 }
 
 void Cluster::OnGone(const CallerId& process) {

@@ -104,6 +104,8 @@ class Cluster {
   bool DriverLeft() const;
   absl::StatusOr<CallerId> Pick(const Placement& placement, const std::map<CallerId, size_t>& actors) const;
   void Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply);
+  void MakeHere(const CallerId& owner, const SpawnRequest& request, absl::Duration timeout, Reply reply);
+  void OwnedBy(const CallerId& owner, const ActorAddress& address);
   void EndAt(const ActorAddress& at, const std::string& reason);
   void SendEndings(const CallerId& process);
   void Locate(const ActorRef& ref, const ActorAddress& not_at, Reply reply);

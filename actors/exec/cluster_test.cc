@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "actors/exec/net_fake.h"
 #include "actors/plan/frames.h"
 #include "base/clock.h"
@@ -147,12 +148,18 @@ struct World {
 };
 
 // Methods: 0 has its argument as an effect and answers with it; 1 does so behind the gate; 2 throws, so to
-// say.
+// say; 3 adds its argument to the state and answers with all of it; 4 answers with the state.
 ActorClass TypeOf(World* world, const std::string& signature) {
   ActorClass type;
   type.name = "Log";
   type.signature = signature;
-  type.methods = 3;
+  type.methods = 5;
+  type.constant = {false, false, false, false, true};
+  type.save = [](void* self) { return *static_cast<std::string*>(self); };
+  type.load = [](void* self, absl::string_view state) {
+    *static_cast<std::string*>(self) = std::string(state);
+    return absl::OkStatus();
+  };
   type.create = [world](absl::string_view arguments) -> absl::StatusOr<void*> {
     if (arguments == "slow") {
       MutexLock lock(&world->mutex);
@@ -167,6 +174,11 @@ ActorClass TypeOf(World* world, const std::string& signature) {
   };
   type.call = [world](void* self, int method, absl::string_view arguments, BegunCall* call) {
     if (method == 2) return call->Answer(absl::UnknownError("thrown"), "", true);
+    if (method >= 3) {
+      std::string& state = *static_cast<std::string*>(self);
+      if (method == 3) state.append(arguments.data(), arguments.size());
+      return call->Answer(absl::OkStatus(), state, false);
+    }
     {
       MutexLock lock(&world->mutex);
       if (method == 1) world->mutex.AwaitFor(kSoon, [&] { return world->gate; });
@@ -212,13 +224,18 @@ class ClusterTest : public ::testing::Test {
   }
 
   absl::StatusOr<ActorRef> Spawn(int from, int rank, const std::string& arguments = "",
-                                 absl::Duration timeout = kSoon, int restarts = 3) {
+                                 absl::Duration timeout = kSoon, int restarts = 3, bool keep = false) {
     Answers answers;
-    clusters_[from]->Spawn("Log", {.restarts = restarts}, {.rank = rank}, arguments, timeout,
-                           answers.Taker());
+    SpawnOptions options;
+    options.restarts = restarts;
+    options.keep = keep;
+    clusters_[from]->Spawn("Log", options, {.rank = rank}, arguments, timeout, answers.Taker());
     const auto bytes = answers.Get();
     if (!bytes.ok()) return bytes.status();
     return ActorRef::Parse(*bytes);
+  }
+  absl::StatusOr<ActorRef> SpawnKept(int from, int rank, const std::string& arguments = "") {
+    return Spawn(from, rank, arguments, kSoon, 100, true);
   }
   absl::StatusOr<std::string> Call(int from, const ActorRef& actor, int method, const std::string& text,
                                    absl::Duration timeout = kSoon) {
@@ -543,6 +560,105 @@ TEST_F(ClusterTest, ManyActorsMoveAndEndAtOnce) {
   AwaitLooking([&] { return clusters_[2]->counts().actors == kActors; });
   for (const ActorRef& one : all) clusters_[0]->End(one, "done");
   AwaitLooking([&] { return clusters_[2]->counts().actors == 0; });
+}
+
+// P4: whatever is lost, each call that changes a kept actor is in its state once, in the order of its caller.
+TEST_F(ClusterTest, AKeptActorGoesOnElsewhereWithAllThatWasHeard_P4) {
+  Open(4);
+  const auto actor = SpawnKept(0, 2);
+  ASSERT_TRUE(actor.ok()) << actor.status();
+  FakeNet::Get().BreakOften(300, 11);
+  constexpr int kCalls = 300;
+  std::map<int, Answers> answers;
+  std::vector<std::thread> callers;
+  for (const int from : {0, 1}) {
+    Answers& heard = answers[from];
+    callers.emplace_back([&, from] {
+      for (int i = 0; i < kCalls; ++i) {
+        clusters_[from]->Call(*actor, 3, absl::StrCat(from, ".", i, " "), kSoon, heard.Taker(i));
+        if (i % 20 == 19) heard.Await(static_cast<size_t>(i) + 1);
+      }
+    });
+  }
+  std::vector<int> others = {2, 3};  // one of them has it, until only the others are left
+  for (int next = 4; next < 9; ++next) {
+    answers[1].Await(static_cast<size_t>(next - 3) * 40);
+    const int lost = others[0];
+    FakeNet::Get().CutOff(clusters_[lost]->endpoint(), true);
+    others = {others[1], next};
+    std::vector<std::thread> joining;
+    job_.Begin({0, 1, others[0], others[1]});
+    Add(next, {}, joining);
+    for (std::thread& one : joining) one.join();
+  }
+  for (std::thread& one : callers) one.join();
+  FakeNet::Get().BreakOften(0, 1);
+  for (const int from : {0, 1}) {
+    for (const auto& one : answers[from].Await(kCalls)) EXPECT_TRUE(one.status.ok()) << one.status;
+  }
+  const std::string state = *Call(1, *actor, 4, "");
+  std::map<char, int> next;
+  for (const absl::string_view word : absl::StrSplit(state, ' ', absl::SkipEmpty()))
+    EXPECT_EQ(word.substr(2), absl::StrCat(next[word[0]]++));
+  EXPECT_EQ(next['0'], kCalls);
+  EXPECT_EQ(next['1'], kCalls);
+  for (auto& [process, cluster] : clusters_) FakeNet::Get().CutOff(cluster->endpoint(), false);
+}
+
+TEST_F(ClusterTest, NobodyHearsOfWhatItsOwnerDoesNotHaveYet) {
+  Open(3);
+  const auto actor = SpawnKept(0, 1, "x");
+  ASSERT_TRUE(actor.ok());
+  EXPECT_EQ(*Call(2, *actor, 3, "a"), "xa");
+  FakeNet::Get().CutOff(clusters_[0]->endpoint(), true);
+  EXPECT_EQ(*Call(2, *actor, 4, ""), "xa");  // what changes nothing needs nobody
+  const uint64_t before = clusters_[1]->counts().answered;
+  Answers changed, seen;
+  clusters_[2]->Call(*actor, 3, "b", kSoon, changed.Taker());
+  clusters_[2]->Call(*actor, 4, "", kSoon, seen.Taker());
+  AwaitLooking([&] { return clusters_[1]->counts().answered == before + 2; });
+  EXPECT_EQ(Call(2, *actor, 4, "", absl::Milliseconds(50)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(changed.Await(0).empty());
+  EXPECT_TRUE(seen.Await(0).empty());
+  FakeNet::Get().CutOff(clusters_[0]->endpoint(), false);
+  EXPECT_EQ(*changed.Get(), "xab");
+  EXPECT_EQ(*seen.Get(), "xab");
+}
+
+TEST_F(ClusterTest, WhatAKeptActorDidBeforeItThrewIsKeptOrUndone_P4) {
+  Open(3);
+  const auto actor = SpawnKept(0, 1, "x");
+  ASSERT_TRUE(actor.ok());
+  EXPECT_EQ(*Call(2, *actor, 3, "a"), "xa");
+  FakeNet::Get().CutOff(clusters_[0]->endpoint(), true);
+  std::map<int, Answers> answers;
+  const uint64_t before = clusters_[1]->counts().answered;
+  // The first is in the save that is under way; behind it nothing is saved.
+  for (int i = 0; i < 4; ++i) {
+    clusters_[2]->Call(*actor, i == 3 ? 2 : 3, absl::StrCat(i), kSoon, answers[i].Taker());
+    AwaitLooking([&] { return clusters_[1]->counts().answered == before + static_cast<uint64_t>(i) + 1; });
+  }
+  EXPECT_EQ(Call(2, *actor, 4, "", absl::Milliseconds(50)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  FakeNet::Get().CutOff(clusters_[0]->endpoint(), false);
+  std::string state = "xa";
+  for (int i = 0; i < 3; ++i) {
+    const auto answer = answers[i].Get();
+    EXPECT_TRUE(answer.ok() || answer.status().code() == absl::StatusCode::kAborted) << answer.status();
+    if (answer.ok()) state += absl::StrCat(i);
+  }
+  EXPECT_EQ(answers[3].Get().status().code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(answers[2].Get().status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(*Call(2, *actor, 4, ""), state);
+}
+
+TEST_F(ClusterTest, AKeptActorInItsOwnersProcessNeedsNobody) {
+  Open(2);
+  const auto actor = SpawnKept(0, 0, "x");
+  ASSERT_TRUE(actor.ok());
+  EXPECT_EQ(*Call(0, *actor, 3, "a"), "xa");
+  EXPECT_EQ(*Call(1, *actor, 3, "b"), "xab");
 }
 
 TEST_F(ClusterTest, OneProcessDrivesUntilItIsLost) {

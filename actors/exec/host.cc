@@ -71,12 +71,13 @@ std::string ActorRef::Pack() const { return PackPlain(*this); }
 absl::StatusOr<ActorRef> ActorRef::Parse(absl::string_view bytes) { return ParsePlain<ActorRef>(bytes); }
 
 class Host::Core : public std::enable_shared_from_this<Host::Core> {
+  static constexpr int kMake = -1, kSave = -2;
   struct Actor;
 
   // What an actor is to do: to be made first, then calls.
   struct Work {
     std::shared_ptr<Actor> actor;
-    int method = -1;  // below 0: it is made
+    int method = kMake;
     std::string arguments;
     Reply reply;  // null: its caller has heard something
     std::optional<std::multimap<Instant, Work*>::iterator> timer;
@@ -91,6 +92,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     SpawnOptions options;
     std::string arguments;  // of which it is made anew
     void* self = nullptr;
+    std::string saved;  // the newest state that was asked for, or that it was made with
     std::list<std::unique_ptr<Work>> mailbox;
     size_t mailbox_bytes = 0;
     std::vector<Instant> crashes;  // within kRestartWindow
@@ -202,6 +204,43 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     if (absl::IsResourceExhausted(status)) return false;
     if (reply) std::exchange(reply, nullptr)(status, {});
     return true;
+  }
+
+  void Save(uint64_t number, absl::Duration timeout, Reply reply) {
+    absl::Status status;
+    {
+      MutexLock lock(&mutex_);
+      ActorAddress address = self_;
+      address.number = number;
+      const std::shared_ptr<Actor> actor = Find(address);
+      if (actor != nullptr) {
+        auto work = std::make_unique<Work>();
+        work->method = kSave;
+        work->reply = std::move(reply);
+        Queue(actor, std::move(work), timeout, /*at_front=*/true);
+        return;
+      }
+      status = NotFound(address);
+    }
+    reply(status, {});
+  }
+
+  bool Constant(uint64_t number, int method) const {
+    MutexLock lock(&mutex_);
+    const auto it = actors_.find(number);
+    if (it == actors_.end() || method < 0) return false;
+    const std::vector<bool>& constant = it->second->type->constant;
+    return static_cast<size_t>(method) < constant.size() && constant[static_cast<size_t>(method)];
+  }
+
+  absl::Status MayKeep(absl::string_view type) const {
+    MutexLock lock(&mutex_);
+    const auto known = classes_.find(type);
+    if (known == classes_.end()) return NoClass(type);
+    if (known->second->save && known->second->load) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("the state of a ", type,
+                     " cannot be kept: give the class `void Persist(auto& archive) { archive(a_, b_); }`"));
   }
 
   bool Post(absl::AnyInvocable<void()>& task) {
@@ -317,8 +356,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         ": await answers before making other calls"));
   }
 
-  void Queue(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work, absl::Duration timeout)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Queue(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work, absl::Duration timeout,
+             bool at_front = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     work->actor = actor;
     work->deadline = clock_.Now() + timeout;
     const bool first = timers_.empty() || work->deadline < timers_.begin()->first;
@@ -326,9 +365,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     if (first) ++timer_changes_;
     actor->mailbox_bytes += work->arguments.size();
     ++waiting_;
-    actor->mailbox.push_back(std::move(work));
-    Work& queued = *actor->mailbox.back();
-    queued.place = std::prev(actor->mailbox.end());
+    Work& queued = *work;
+    queued.place =
+        actor->mailbox.insert(at_front ? actor->mailbox.begin() : actor->mailbox.end(), std::move(work));
     Schedule(actor);
   }
 
@@ -396,11 +435,12 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
           actor->inside = true;
         }
       }
+      inside_actor = true;
       if (task) {
         task();
+        inside_actor = false;
         continue;
       }
-      inside_actor = true;
       RunOne(actor);
       inside_actor = false;
       MutexLock lock(&mutex_);
@@ -429,8 +469,10 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       if (ended) return Destroy(*actor);
       if (broken) {
         MakeAnew(actor);
-      } else if (work->method < 0) {
+      } else if (work->method == kMake) {
         Make(actor, std::move(work));
+      } else if (work->method == kSave) {
+        SaveOne(*actor, std::move(work));
       } else {
         // The answer deletes the work, maybe before the function returns.
         const std::string arguments = std::move(work->arguments);
@@ -450,8 +492,35 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     if (options_.on_end) options_.on_end(actor.address.number);
   }
 
+  // Of its arguments, and of the state that is kept of it.
+  static absl::StatusOr<void*> Create(const Actor& actor, bool with_state) {
+    GT_ASSIGN_OR_RETURN(void* const self, actor.type->create(actor.arguments));
+    if (!with_state) return self;
+    const absl::Status loaded = actor.type->load(self, actor.saved);
+    if (loaded.ok()) return self;
+    actor.type->destroy(self);
+    return loaded;
+  }
+
+  void SaveOne(Actor& actor, std::unique_ptr<Work> work) {
+    absl::StatusOr<std::string> state = actor.type->save(actor.self);
+    Reply reply;
+    {
+      MutexLock lock(&mutex_);
+      Disarm(*work);
+      reply = std::move(work->reply);
+    }
+    if (!reply) return;  // its time is over, and nobody knows of it
+    if (state.ok()) {
+      actor.saved = *state;
+      actor.options.state.emplace();  // there is one
+    }
+    reply(state.status(), state.ok() ? *state : "");
+  }
+
   void Make(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work) {
-    const absl::StatusOr<void*> made = actor->type->create(actor->arguments);
+    if (actor->options.state) actor->saved = std::exchange(*actor->options.state, "");
+    const absl::StatusOr<void*> made = Create(*actor, actor->options.state.has_value());
     absl::Status status = made.status();
     AllHeard heard;
     Reply reply;
@@ -481,9 +550,10 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       reason = absl::StrCat("it threw ", crashes, " times within ", PrintDuration(kRestartWindow),
                             ", and has ", actor->options.restarts, " restarts");
     } else {
-      const absl::StatusOr<void*> made = actor->type->create(actor->arguments);
+      const absl::StatusOr<void*> made = Create(*actor, actor->options.state.has_value());
       if (made.ok()) {
         actor->self = *made;
+        if (actor->options.keep && options_.on_undone) options_.on_undone(actor->address.number);
         return;
       }
       reason = absl::StrCat("it could not be made anew after it threw: ", made.status().message());
@@ -521,8 +591,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void ExpireOne(Work& work, AllHeard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Disarm(work);
     const std::shared_ptr<Actor> actor = work.actor;
-    const std::string what = work.method < 0 ? absl::StrCat("the spawn of ", actor->type->name)
-                                             : absl::StrCat("a call of ", actor->type->name);
+    const char* const kind = work.method == kMake ? "the spawn" : work.method == kSave ? "a save" : "a call";
+    const std::string what = absl::StrCat(kind, " of ", actor->type->name);
     if (work.begun) {
       heard.push_back({std::exchange(work.reply, nullptr),
                        absl::DeadlineExceededError(absl::StrCat(what, " has begun and is not done")), ""});
@@ -534,7 +604,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
                      absl::DeadlineExceededError(
                          absl::StrCat(what, " had not begun, and will not: ", ahead, " were before it")),
                      ""});
-    if (taken->method < 0) EndLocked(actor, "its spawn took too long", heard);
+    if (taken->method == kMake) EndLocked(actor, "its spawn took too long", heard);
   }
 
   const HostOptions options_;
@@ -576,6 +646,11 @@ bool Host::CallIfRoom(const ActorAddress& address, int method, std::string& argu
                       Reply& reply) {
   return core_->CallIfRoom(address, method, arguments, timeout, reply);
 }
+void Host::Save(uint64_t number, absl::Duration timeout, Reply reply) {
+  core_->Save(number, timeout, std::move(reply));
+}
+bool Host::Constant(uint64_t number, int method) const { return core_->Constant(number, method); }
+absl::Status Host::MayKeep(absl::string_view type) const { return core_->MayKeep(type); }
 bool Host::Post(absl::AnyInvocable<void()>& task) { return core_->Post(task); }
 bool Host::Lives(uint64_t number) const { return core_->Lives(number); }
 absl::StatusOr<std::string> Host::SignatureOf(absl::string_view type) const {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,9 @@ struct HostOptions {
   absl::Duration close_within = absl::Seconds(30);  // for the calls that have begun
   // An actor is no more; called once for each, without locks, from any thread. May be null.
   std::function<void(uint64_t number)> on_end;
+  // An actor whose state is kept threw, and has the state of its newest Save again; before it begins another
+  // call. Likewise.
+  std::function<void(uint64_t number)> on_undone;
 };
 
 // Names an actor of any host, for ever: no other one gets its number.
@@ -46,7 +50,8 @@ struct ActorAddress {
 struct ActorRef {
   uint64_t owner_high = 0, owner_low = 0;
   uint64_t id = 0;
-  ActorAddress at;  // where it was when this was written
+  uint64_t kept = 0;  // 1: the owner keeps its state
+  ActorAddress at;    // where it was when this was written
   bool operator==(const ActorRef&) const = default;
   std::string Pack() const;
   static absl::StatusOr<ActorRef> Parse(absl::string_view bytes);
@@ -70,10 +75,17 @@ struct ActorClass {
   std::function<absl::StatusOr<void*>(absl::string_view arguments)> create;
   std::function<void(void* self)> destroy;
   std::function<void(void* self, int method, absl::string_view arguments, BegunCall* call)> call;
+  // Its state as bytes, and back into one that was made of the same arguments. Null: it cannot be kept.
+  std::function<absl::StatusOr<std::string>(void* self)> save;
+  std::function<absl::Status(void* self, absl::string_view state)> load;
+  std::vector<bool> constant;  // methods that change nothing; may be shorter
 };
 
 struct SpawnOptions {
   int restarts = 3;  // within kRestartWindow, after it threw; and as many after its process was lost
+  bool keep =
+      false;  // its state outlives its process: Save is called, and it goes back to that when it throws
+  std::optional<std::string> state;  // that it had elsewhere
 };
 inline constexpr absl::Duration kRestartWindow = absl::Hours(1);
 
@@ -104,6 +116,12 @@ class Host {
   bool CallIfRoom(const ActorAddress& address, int method, std::string& arguments, absl::Duration timeout,
                   Reply& reply);
   void End(const ActorAddress& address, absl::string_view reason);
+  // The reply is the state of an actor behind all calls that it has answered, before those that wait.
+  void Save(uint64_t number, absl::Duration timeout, Reply reply);
+  // The method changes nothing. False: there is no such actor.
+  bool Constant(uint64_t number, int method) const;
+  // kInvalidArgument: actors of this class cannot be kept.
+  absl::Status MayKeep(absl::string_view type) const;
   // A thread of the host runs this, before calls that wait. False: the host is closed, and nothing was taken.
   // What goes on when a call has been answered belongs there, and not in whichever thread hears of it.
   bool Post(absl::AnyInvocable<void()>& task);

@@ -1,6 +1,7 @@
 #include "actors/exec/incoming.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -8,23 +9,18 @@
 namespace gtrain::actors {
 namespace {
 
-std::string AnswerOf(uint64_t actor, uint64_t number, const absl::Status& status, absl::string_view result) {
-  AnswerFrame frame;
-  frame.actor = actor;
-  frame.number = number;
-  frame.code = status.code();
-  absl::Status too_long;
+// What is kept of an answer, for whichever place its actor has when it is sent: a status code, then the
+// result or the sentence.
+std::string AnswerOf(const absl::Status& status, absl::string_view result) {
+  std::string answer(1, static_cast<char>(status.code()));
   if (status.ok() && result.size() > kCallBytesMax) {
-    too_long = absl::OutOfRangeError(
-        absl::StrCat("the result has ", result.size(), " bytes, and ", kCallBytesMax, " are the most"));
-    frame.code = too_long.code();
-    frame.text = too_long.message();
+    answer[0] = static_cast<char>(absl::StatusCode::kOutOfRange);
+    absl::StrAppend(&answer, "the result has ", result.size(), " bytes, and ", kCallBytesMax,
+                    " are the most");
   } else {
-    frame.text = status.ok() ? result : status.message().substr(0, kErrorBytesMax);
+    absl::StrAppend(&answer, status.ok() ? result : status.message().substr(0, kErrorBytesMax));
   }
-  std::string bytes;
-  AppendFrame(frame, &bytes);
-  return bytes;
+  return answer;
 }
 
 }  // namespace
@@ -76,7 +72,7 @@ void IncomingCalls::OnCall(const CallerId& caller, const CallFrame& frame, std::
   if (frame.actor != 0 && !ledgers_.contains(frame.actor) && !functions_.lives(frame.actor)) {
     // There is nothing to keep of it: no number comes twice.
     std::string arguments;
-    Reply reply = functions_.reply(caller, frame.actor, frame.number);
+    Reply reply = functions_.reply(caller, frame.actor, frame.number, false);
     functions_.call(frame.actor, static_cast<int>(frame.method), arguments, absl::Seconds(1), reply);
     return;
   }
@@ -89,15 +85,17 @@ void IncomingCalls::OnCall(const CallerId& caller, const CallFrame& frame, std::
       again[frame.actor] = {frame.number, true};
       return;
     case Admission::kAnswered:
-      return Send(caller, *admitted.answer);
+      if (!IsHeld(frame.actor, caller, frame.number))
+        SendAnswer(caller, frame.actor, frame.number, *admitted.answer);
+      return;
     case Admission::kNotYet:
       again.try_emplace(frame.actor, Again{admitted.next, false});
       return;
     case Admission::kRefused:
-      return Send(caller, AnswerOf(frame.actor, frame.number,
-                                   absl::ResourceExhaustedError(absl::StrCat("more than ", callers_max_,
-                                                                             " processes call this actor")),
-                                   ""));
+      return SendAnswer(caller, frame.actor, frame.number,
+                        AnswerOf(absl::ResourceExhaustedError(
+                                     absl::StrCat("more than ", callers_max_, " processes call this actor")),
+                                 ""));
     case Admission::kBegun:   // its answer comes
     case Admission::kTooOld:  // its caller has it
       return;
@@ -105,7 +103,9 @@ void IncomingCalls::OnCall(const CallerId& caller, const CallFrame& frame, std::
 }
 
 bool IncomingCalls::Run(const CallerId& caller, const CallFrame& frame) {
-  Reply reply = functions_.reply(caller, frame.actor, frame.number);
+  const bool changes =
+      !kept_.contains(frame.actor) || !functions_.constant(frame.actor, static_cast<int>(frame.method));
+  Reply reply = functions_.reply(caller, frame.actor, frame.number, changes);
   if (frame.given_up) {
     reply(absl::CancelledError("its caller has given it up"), "");
     return true;
@@ -119,15 +119,114 @@ bool IncomingCalls::Run(const CallerId& caller, const CallFrame& frame) {
   return functions_.call(frame.actor, static_cast<int>(frame.method), arguments, timeout, reply);
 }
 
-void IncomingCalls::Done(const CallerId& caller, uint64_t actor, uint64_t number, const absl::Status& status,
-                         absl::string_view result) {
-  std::string answer = AnswerOf(actor, number, status, result);
-  Send(caller, answer);
+void IncomingCalls::Done(const CallerId& caller, uint64_t actor, uint64_t number, bool changes,
+                         const absl::Status& status, absl::string_view result) {
+  std::string answer = AnswerOf(status, result);
+  const auto kept = kept_.find(actor);
+  const bool holds =
+      kept != kept_.end() && kept->second.keeps && (changes || kept->second.changed || kept->second.saving);
+  if (!holds) SendAnswer(caller, actor, number, answer);
   if (const auto it = ledgers_.find(actor); it != ledgers_.end())
     it->second.Answer(caller, number, std::move(answer));
+  if (!holds) return;
+  // What changes nothing, but saw what is not kept yet, waits for that, too.
+  kept->second.held.push_back({caller, number});
+  kept->second.changed |= changes;
+  if (!kept->second.saving) BeginSave(actor, kept->second);
 }
 
-void IncomingCalls::ActorEnded(uint64_t actor) { ledgers_.erase(actor); }
+// ---- actors whose state is kept
+
+void IncomingCalls::Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record) {
+  KeptActor& kept = kept_[actor];
+  kept.owner = owner;
+  kept.id = id;
+  kept.version = record.version;
+  kept.keeps = owner != self_;
+  ledgers_.insert_or_assign(actor, CallLedger(callers_max_, record.callers));
+}
+
+void IncomingCalls::BeginSave(uint64_t actor, KeptActor& kept) {
+  kept.saving = true;
+  kept.state_there = false;
+  functions_.save(actor);
+}
+
+// All answers that came before the state are in it.
+void IncomingCalls::Saved(uint64_t actor, const absl::Status& status, absl::string_view state) {
+  const auto it = kept_.find(actor);
+  if (it == kept_.end() || !it->second.saving) return;
+  KeptActor& kept = it->second;
+  if (absl::IsDeadlineExceeded(status)) return functions_.save(actor);  // it is in a long call
+  if (!status.ok())
+    return functions_.end(actor, absl::StrCat("its state cannot be kept: ", status.message()));
+  kept.state_there = true;
+  kept.changed = false;
+  kept.saved = std::exchange(kept.held, {});
+  const std::string record = PrintRecord({++kept.version, std::string(state), Ledger(actor).Records()});
+  if (record.size() > kCallBytesMax) {
+    return functions_.end(
+        actor, absl::StrCat("its state cannot be kept: with what its callers wait for it has ", record.size(),
+                            " bytes, and ", kCallBytesMax, " are the most"));
+  }
+  functions_.keep(actor, kept.owner, kept.id, record);
+}
+
+void IncomingCalls::Kept(uint64_t actor, const absl::Status& status) {
+  const auto it = kept_.find(actor);
+  if (it == kept_.end() || !it->second.state_there) return;
+  KeptActor& kept = it->second;
+  if (!status.ok() && !absl::IsDeadlineExceeded(status)) {
+    // Its owner is no more, and it ends; or it has let it go.
+    return functions_.end(actor, absl::StrCat("its owner does not keep it: ", status.message()));
+  }
+  if (status.ok()) {
+    SendHeld(actor, kept.saved);
+  } else {
+    kept.held.insert(kept.held.begin(), kept.saved.begin(), kept.saved.end());
+    kept.saved.clear();
+  }
+  kept.saving = false;
+  if (!kept.held.empty()) BeginSave(actor, kept);
+}
+
+void IncomingCalls::Undone(uint64_t actor) {
+  const auto it = kept_.find(actor);
+  if (it == kept_.end()) return;
+  const std::string undone =
+      AnswerOf(absl::AbortedError(
+                   "the actor threw before this call was kept, and has its state of before: it is undone"),
+               "");
+  for (const Held& one : it->second.held) {
+    const std::string* const answer = Ledger(actor).AnswerTo(one.caller, one.number);
+    if (answer != nullptr && answer->front() == '\0')
+      Ledger(actor).AnswerAnew(one.caller, one.number, undone);
+  }
+}
+
+bool IncomingCalls::IsHeld(uint64_t actor, const CallerId& caller, uint64_t number) const {
+  const auto it = kept_.find(actor);
+  if (it == kept_.end()) return false;
+  const Held wanted{caller, number};
+  return std::ranges::count(it->second.held, wanted) + std::ranges::count(it->second.saved, wanted) > 0;
+}
+
+void IncomingCalls::SendHeld(uint64_t actor, std::vector<Held>& held) {
+  for (const Held& one : std::exchange(held, {})) {
+    if (const std::string* const answer = Ledger(actor).AnswerTo(one.caller, one.number))
+      SendAnswer(one.caller, actor, one.number, *answer);
+  }
+}
+
+// What it did while it lived is done.
+void IncomingCalls::ActorEnded(uint64_t actor) {
+  if (const auto it = kept_.find(actor); it != kept_.end()) {
+    SendHeld(actor, it->second.saved);
+    SendHeld(actor, it->second.held);
+    kept_.erase(it);
+  }
+  ledgers_.erase(actor);
+}
 
 void IncomingCalls::Forget(const CallerId& caller) {
   for (auto& [actor, ledger] : ledgers_) ledger.Forget(caller);
@@ -136,6 +235,18 @@ void IncomingCalls::Forget(const CallerId& caller) {
   routes_.erase(it->second.route.id);
   waiting_.erase(caller);
   callers_.erase(it);
+}
+
+void IncomingCalls::SendAnswer(const CallerId& caller, uint64_t actor, uint64_t number,
+                               absl::string_view answer) {
+  AnswerFrame frame;
+  frame.actor = actor;
+  frame.number = number;
+  frame.code = static_cast<absl::StatusCode>(answer.front());
+  frame.text = answer.substr(1);
+  std::string bytes;
+  AppendFrame(frame, &bytes);
+  Send(caller, bytes);
 }
 
 void IncomingCalls::Send(const CallerId& id, absl::string_view frame) {

@@ -1,6 +1,10 @@
 // The calls of other processes to the actors of this one: admitted once each and in their order, answered
 // over whichever connection their caller has.
 //
+// What changes an actor whose state is kept is answered when its owner has that state and the answer: so what
+// anybody has heard of is never undone. One save of an actor is under way at a time and has all that came
+// before it, so its cost is shared by the calls that come meanwhile.
+//
 // Not thread-safe. Cost: O(log n) a call where n processes have called the actor; memory: what CallLedger
 // keeps, an actor's from the first call to its end, and the answers that connections do not take yet.
 #pragma once
@@ -11,6 +15,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -18,6 +23,7 @@
 #include "actors/exec/host.h"
 #include "actors/plan/call_ledger.h"
 #include "actors/plan/frames.h"
+#include "actors/plan/members.h"
 #include "net/port/transport.h"
 
 namespace gtrain::actors {
@@ -35,15 +41,31 @@ class IncomingCalls {
                        Reply reply)>
         control;
     // What a call comes to is brought to Done, from whichever thread.
-    std::function<Reply(const CallerId& caller, uint64_t actor, uint64_t number)> reply;
+    std::function<Reply(const CallerId& caller, uint64_t actor, uint64_t number, bool changes)> reply;
+    std::function<bool(uint64_t actor, int method)> constant;
+    // Asks for the state of an actor, which is brought to Saved.
+    std::function<void(uint64_t actor)> save;
+    // Brings a KeptRecord to the owner, whose word is brought to Kept.
+    std::function<void(uint64_t actor, const CallerId& owner, uint64_t id, const std::string& record)> keep;
+    // The state of an actor cannot be kept.
+    std::function<void(uint64_t actor, const std::string& why)> end;
   };
   IncomingCalls(const CallerId& self, size_t callers_max, Functions functions)
       : self_(self), callers_max_(callers_max), functions_(std::move(functions)) {}
 
   // InvalidArgument: whoever sent it breaks the rules, and the rest of the message is dropped.
   absl::Status OnMessage(const port::Route& route, absl::string_view message);
-  void Done(const CallerId& caller, uint64_t actor, uint64_t number, const absl::Status& status,
+  void Done(const CallerId& caller, uint64_t actor, uint64_t number, bool changes, const absl::Status& status,
             absl::string_view result);
+
+  // From now on, and before anybody knows of the actor: its owner, which has the number `id` for it, keeps
+  // it, and `record` is what it had elsewhere. An owner that is this process keeps nothing.
+  void Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record);
+  void Saved(uint64_t actor, const absl::Status& status, absl::string_view state);
+  void Kept(uint64_t actor, const absl::Status& status);
+  // It has the state of the newest save again: what it has done since is undone.
+  void Undone(uint64_t actor);
+
   void ActorEnded(uint64_t actor);
   void Forget(const CallerId& caller);  // its process is dead
 
@@ -58,6 +80,21 @@ class IncomingCalls {
     port::Route route;  // the newest
     std::deque<std::string> unsent;
   };
+  struct Held {
+    CallerId caller;
+    uint64_t number = 0;
+    auto operator<=>(const Held&) const = default;
+  };
+  struct KeptActor {
+    CallerId owner;
+    uint64_t id = 0, version = 0;
+    bool keeps = true;  // false: its owner is this process
+    bool saving = false;
+    bool changed = false;      // since the save that is under way began
+    std::vector<Held> held;    // answers since then
+    std::vector<Held> saved;   // answers that are in it
+    bool state_there = false;  // of that save
+  };
   struct Again {
     uint64_t next = 0;
     bool full = false;
@@ -68,6 +105,10 @@ class IncomingCalls {
   // False: there is no room for it.
   bool Run(const CallerId& caller, const CallFrame& frame);
   void Send(const CallerId& caller, absl::string_view frame);
+  void SendAnswer(const CallerId& caller, uint64_t actor, uint64_t number, absl::string_view answer);
+  void SendHeld(uint64_t actor, std::vector<Held>& held);
+  bool IsHeld(uint64_t actor, const CallerId& caller, uint64_t number) const;
+  void BeginSave(uint64_t actor, KeptActor& kept);
   CallLedger& Ledger(uint64_t actor);
 
   const CallerId self_;
@@ -76,7 +117,8 @@ class IncomingCalls {
   std::map<std::string, CallerId> routes_;  // those that said hello
   std::map<CallerId, Caller> callers_;
   std::map<uint64_t, CallLedger> ledgers_;  // by actor
-  std::set<CallerId> waiting_;              // with something unsent
+  std::map<uint64_t, KeptActor> kept_;
+  std::set<CallerId> waiting_;  // with something unsent
 };
 
 }  // namespace gtrain::actors

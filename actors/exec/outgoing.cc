@@ -30,6 +30,7 @@ void OutgoingCalls::Add(Call call, HeardReplies& heard) {
   waiting.reply = std::move(call.reply);
   waiting.on_late = std::move(call.on_late);
   waiting.method = call.method;
+  waiting.time = call.deadline;
   waiting.deadline = deadlines_.emplace(call.deadline, std::pair(call.actor, *number));
   unsent_.insert(call.actor);
 }
@@ -190,11 +191,17 @@ absl::Status OutgoingCalls::WhyGone(bool sent) const {
                                              sent ? "may have run" : "has not run", ": ", why_gone_));
 }
 
-void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector<Call>& unsent) {
+void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector<Call>& unsent,
+                         std::vector<Moved>& moved) {
   if (gone_) return;
   gone_ = true;
   why_gone_ = std::string(why);
   for (auto& [number, actor] : actors_) {
+    if (actor.ref && actor.ref->kept != 0) {
+      const ActorRef ref = *actor.ref;
+      moved.push_back({ref, number, std::move(actor)});
+      continue;
+    }
     std::map<uint64_t, Waiting*> ordered;
     for (auto& [call, waiting] : actor.waiting) ordered[call] = &waiting;
     for (auto& [call, waiting] : ordered) {
@@ -209,6 +216,35 @@ void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector
     }
   }
   Clear();
+}
+
+void OutgoingCalls::Adopt(uint64_t number, Moved moved) {
+  Actor& actor = actors_[number];
+  actor = std::move(moved.actor);
+  actor.paused_until.reset();
+  actor.window.SendAgain();
+  for (auto& [call, waiting] : actor.waiting) {
+    if (waiting.reply) waiting.deadline = deadlines_.emplace(waiting.time, std::pair(number, call));
+  }
+  unsent_.insert(number);
+}
+
+void OutgoingCalls::Moved::OnTime(Instant now, HeardReplies& heard) {
+  for (auto& [call, waiting] : actor.waiting) {
+    if (!waiting.reply || waiting.time > now) continue;
+    heard.push_back(
+        {std::exchange(waiting.reply, nullptr),
+         absl::DeadlineExceededError("the process of the actor was lost, and it is not made anew yet: the "
+                                     "call may have run, or run later"),
+         ""});
+    actor.window.GiveUp(call);
+  }
+}
+
+void OutgoingCalls::Moved::Cancel(const absl::Status& status, HeardReplies& heard) {
+  for (auto& [call, waiting] : actor.waiting) {
+    if (waiting.reply) heard.push_back({std::exchange(waiting.reply, nullptr), status, ""});
+  }
 }
 
 void OutgoingCalls::Cancel(const absl::Status& status, HeardReplies& heard) {

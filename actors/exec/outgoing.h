@@ -67,9 +67,14 @@ class OutgoingCalls {
   void OnTime(Instant now, HeardReplies& heard);
   // When OnTime has something to do.
   std::optional<Instant> next_time() const;
+  // All calls to one actor, which go elsewhere with their numbers.
+  struct Moved;
   // The process is no more: what was sent may have run, and its callers hear so. What was not comes to
-  // `unsent` where it has a reference, in its order.
-  void Gone(absl::string_view why, HeardReplies& heard, std::vector<Call>& unsent);
+  // `unsent` where it has a reference, in its order; and all calls to an actor whose state is kept to
+  // `moved`.
+  void Gone(absl::string_view why, HeardReplies& heard, std::vector<Call>& unsent, std::vector<Moved>& moved);
+  // They go to `actor` of this process.
+  void Adopt(uint64_t actor, Moved moved);
   bool gone() const { return gone_; }
   // This process calls no more: those who wait hear this.
   void Cancel(const absl::Status& status, HeardReplies& heard);
@@ -85,7 +90,8 @@ class OutgoingCalls {
     Reply reply;  // null: its caller has been told
     std::function<void(absl::string_view)> on_late;
     uint32_t method = 0;
-    std::multimap<Instant, std::pair<uint64_t, uint64_t>>::iterator deadline;
+    Instant time;
+    std::multimap<Instant, std::pair<uint64_t, uint64_t>>::iterator deadline;  // while there is a reply
   };
   struct Actor {
     std::optional<ActorRef> ref;
@@ -116,6 +122,15 @@ class OutgoingCalls {
   std::set<uint64_t> unsent_;                                        // actors with something to send
   std::set<std::pair<Instant, uint64_t>> paused_;                    // until when, which actor
   std::multimap<Instant, std::pair<uint64_t, uint64_t>> deadlines_;  // actor, number
+};
+
+struct OutgoingCalls::Moved {
+  ActorRef ref;
+  uint64_t number = 0;  // where it was
+  Actor actor;
+  // Tells those whose time is over.
+  void OnTime(Instant now, HeardReplies& heard);
+  void Cancel(const absl::Status& status, HeardReplies& heard);
 };
 
 }  // namespace gtrain::actors

@@ -30,6 +30,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       if (on.ok()) {
         id = ++last_;
         Owned& owned = owned_[id];
+        if (spec.options.keep) spec.kept = id;
         owned.spec = spec;
         owned.on = *on;
       }
@@ -76,6 +77,14 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       }
     }
     reply(status, at);
+  }
+
+  absl::Status Keep(uint64_t id, const CallerId& from, absl::string_view record) {
+    MutexLock lock(&mutex_);
+    const auto it = owned_.find(id);
+    if (it == owned_.end() || it->second.on != from) return Ended("it is elsewhere, or its owner let it go");
+    it->second.spec.record = std::string(record);
+    return absl::OkStatus();
   }
 
   void ProcessLost(const CallerId& process) {
@@ -158,11 +167,12 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     absl::StatusOr<ActorAddress> at = ActorAddress::Parse(result);
     if (status.ok()) status = at.status();
     std::vector<Reply> asked;
-    bool over = false;
+    bool over = false, kept = false;
     {
       MutexLock lock(&mutex_);
       const auto it = owned_.find(id);
       over = it == owned_.end();
+      kept = !over && it->second.spec.kept != 0;
       if (!over && status.ok()) {
         it->second.at = *at;
         it->second.made = true;
@@ -179,6 +189,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     ref.owner_high = self_.high;
     ref.owner_low = self_.low;
     ref.id = id;
+    ref.kept = kept ? 1 : 0;
     ref.at = *at;
     return ref.Pack();
   }
@@ -254,6 +265,9 @@ void OwnedActors::Spawn(Spec spec, absl::Duration timeout, Reply reply) {
 void OwnedActors::End(uint64_t id, const std::string& reason) { core_->End(id, reason); }
 void OwnedActors::Locate(uint64_t id, const ActorAddress& not_at, Reply reply) {
   core_->Locate(id, not_at, std::move(reply));
+}
+absl::Status OwnedActors::Keep(uint64_t id, const CallerId& from, absl::string_view record) {
+  return core_->Keep(id, from, record);
 }
 void OwnedActors::ProcessLost(const CallerId& process) { core_->ProcessLost(process); }
 void OwnedActors::Close() { core_->Close(); }

@@ -1,7 +1,8 @@
 // The actors that this process owns: what each was made of, where it is, and where it is made anew when the
 // process that had it is lost.
 //
-// A lost actor is made of the arguments of its spawn; what it had is gone with its process. That happens
+// A lost actor is made of the arguments of its spawn; what it had is gone with its process, unless its state
+// is kept: then it has the newest that came here, before anybody heard of what is in it. That happens
 // `restarts` times within kRestartWindow, then it has ended. Others who call it ask here where it is.
 //
 // Thread-safe; nothing blocks. Cost: an actor's arguments and about 300 bytes; kMakingAtOnce of those that a
@@ -41,6 +42,8 @@ class OwnedActors {
     SpawnOptions options;
     Placement placement;
     std::string arguments;
+    uint64_t kept = 0;   // this process keeps its state, under this number; 0: nobody does
+    std::string record;  // a KeptRecord; empty: there is none yet
   };
   struct Functions {
     // Where one is to be made; an error: nowhere.
@@ -59,6 +62,9 @@ class OwnedActors {
   void End(uint64_t id, const std::string& reason);
   // The reply is the address of the actor, once that is another one than `not_at`. NotFound: it is no more.
   void Locate(uint64_t id, const ActorAddress& not_at, Reply reply);
+  // The newest state of an actor and the calls that are in it, from the process that has it. NotFound: it is
+  // no more, or elsewhere.
+  absl::Status Keep(uint64_t id, const CallerId& from, absl::string_view record);
   // A process is no more, and so are the actors that it had.
   void ProcessLost(const CallerId& process);
   // Nobody makes anything any more.

@@ -28,6 +28,7 @@ namespace {
 constexpr int kMessagesATurn = 64;  // of one connection, before others have their turn
 constexpr absl::Duration kLookAtLeast = absl::Seconds(1);
 constexpr absl::Duration kSendAgain = absl::Milliseconds(1);  // what a connection did not take
+constexpr absl::Duration kSaveWithin = absl::Minutes(1);      // then it is asked for again
 constexpr absl::Duration kLastAnswers = absl::Seconds(1);
 
 }  // namespace
@@ -38,20 +39,29 @@ struct Peers::Inbox {
     CallerId process;
     OutgoingCalls::Call call;
   };
+  // Of one actor after the other, in the order in which they happened.
   struct Answer {
+    enum class What { kDone, kSaved, kKept, kUndone, kEnded } what = What::kDone;
     CallerId caller;
     uint64_t actor = 0, number = 0;
+    bool changes = false;
     absl::Status status;
     std::string result;
+  };
+  struct NewKept {
+    uint64_t actor = 0;
+    CallerId owner;
+    uint64_t id = 0;
+    KeptRecord record;
   };
   struct Content {
     std::vector<NewCall> calls;
     std::vector<Answer> answers;
-    std::vector<uint64_t> ended;
+    std::vector<NewKept> kept;
     std::vector<std::vector<PeerProcess>> processes;
     std::vector<std::pair<ActorRef, absl::StatusOr<ActorAddress>>> located;
     bool empty() const {
-      return calls.empty() && answers.empty() && ended.empty() && processes.empty() && located.empty();
+      return calls.empty() && answers.empty() && kept.empty() && processes.empty() && located.empty();
     }
   };
 
@@ -69,6 +79,17 @@ struct Peers::Inbox {
     }
     if (asleep) eventfd_write(wake.get(), 1);
     return true;
+  }
+  bool AddAnswer(Answer answer) {
+    return Add([&](Content& to) { to.answers.push_back(std::move(answer)); });
+  }
+  // A reply that brings what an actor came to.
+  static Reply Bring(const std::shared_ptr<Inbox>& inbox, Answer answer) {
+    return [inbox, answer](const absl::Status& status, absl::string_view result) mutable {
+      answer.status = status;
+      answer.result = std::string(result);
+      inbox->AddAnswer(std::move(answer));
+    };
   }
   // All that came. `sleep`: the reader means to wait if there is nothing.
   Content TakeAll(bool sleep) {
@@ -136,12 +157,22 @@ class Peers::Loop {
     };
     functions.lives = [this](uint64_t actor) { return host_->Lives(actor); };
     functions.control = options_.control;
-    functions.reply = [inbox = inbox_](const CallerId& caller, uint64_t actor, uint64_t number) -> Reply {
-      return [inbox, caller, actor, number](const absl::Status& status, absl::string_view result) {
-        inbox->Add([&](Inbox::Content& content) {
-          content.answers.push_back({caller, actor, number, status, std::string(result)});
-        });
-      };
+    functions.reply = [this](const CallerId& caller, uint64_t actor, uint64_t number, bool changes) {
+      return Inbox::Bring(inbox_, {Inbox::Answer::What::kDone, caller, actor, number, changes, {}, {}});
+    };
+    functions.constant = [this](uint64_t actor, int method) { return host_->Constant(actor, method); };
+    functions.save = [this](uint64_t actor) {
+      host_->Save(actor, kSaveWithin,
+                  Inbox::Bring(inbox_, {Inbox::Answer::What::kSaved, {}, actor, 0, false, {}, {}}));
+    };
+    functions.keep = [this](uint64_t actor, const CallerId& owner, uint64_t id, const std::string& record) {
+      options_.keep(owner, id, record,
+                    Inbox::Bring(inbox_, {Inbox::Answer::What::kKept, {}, actor, 0, false, {}, {}}));
+    };
+    functions.end = [this](uint64_t actor, const std::string& why) {
+      ActorAddress address = host_->address();
+      address.number = actor;
+      host_->End(address, why);
     };
     return functions;
   }
@@ -198,11 +229,29 @@ class Peers::Loop {
       }
     }
     for (const auto& [ref, at] : content.located) {
-      for (OutgoingCalls::Call& call : relocations_.Located(ref, at, heard_)) Dispatch(std::move(call));
+      Relocations::Waited waited = relocations_.Located(ref, at, heard_);
+      if (waited.moved) Move(*std::move(waited.moved), *at);
+      for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
     }
-    for (Inbox::Answer& answer : content.answers)
-      incoming_.Done(answer.caller, answer.actor, answer.number, answer.status, answer.result);
-    for (const uint64_t actor : content.ended) incoming_.ActorEnded(actor);
+    for (const Inbox::NewKept& kept : content.kept)
+      incoming_.Keep(kept.actor, kept.owner, kept.id, kept.record);
+    for (const Inbox::Answer& answer : content.answers) OnAnswer(answer);
+  }
+
+  void OnAnswer(const Inbox::Answer& answer) {
+    switch (answer.what) {
+      case Inbox::Answer::What::kDone:
+        return incoming_.Done(answer.caller, answer.actor, answer.number, answer.changes, answer.status,
+                              answer.result);
+      case Inbox::Answer::What::kSaved:
+        return incoming_.Saved(answer.actor, answer.status, answer.result);
+      case Inbox::Answer::What::kKept:
+        return incoming_.Kept(answer.actor, answer.status);
+      case Inbox::Answer::What::kUndone:
+        return incoming_.Undone(answer.actor);
+      case Inbox::Answer::What::kEnded:
+        return incoming_.ActorEnded(answer.actor);
+    }
   }
 
   Peer& PeerOf(const CallerId& id) {
@@ -229,7 +278,7 @@ class Peers::Loop {
     if (!at) return;
     const CallerId process{at->host_high, at->host_low};
     call.actor = at->number;
-    if (process == options_.self) {
+    if (process == options_.self && call.ref->kept == 0) {
       host_->Call(*at, static_cast<int>(call.method), std::move(call.arguments), call.deadline - clock_.Now(),
                   std::move(call.reply));
     } else if (Peer& peer = PeerOf(process); !peer.calls.gone()) {
@@ -239,6 +288,17 @@ class Peers::Loop {
       const ActorRef ref = *call.ref;
       if (relocations_.Lost(std::move(call), *at)) Locate(ref, *at);
     }
+  }
+
+  void Move(OutgoingCalls::Moved moved, const ActorAddress& at) {
+    Peer& peer = PeerOf({at.host_high, at.host_low});
+    if (peer.calls.gone()) {
+      const ActorRef ref = moved.ref;
+      if (relocations_.Lost(std::move(moved), at)) Locate(ref, at);
+      return;
+    }
+    peer.calls.Adopt(at.number, std::move(moved));
+    touched_.insert(&peer);
   }
 
   void Locate(const ActorRef& ref, const ActorAddress& not_at) {
@@ -267,9 +327,16 @@ class Peers::Loop {
 
   void Lose(const CallerId& id, Peer& peer, absl::string_view why) {
     std::vector<OutgoingCalls::Call> unsent;
-    peer.calls.Gone(why, heard_, unsent);
+    std::vector<OutgoingCalls::Moved> moved;
+    peer.calls.Gone(why, heard_, unsent, moved);
     touched_.insert(&peer);
     if (options_.on_gone) options_.on_gone(id);
+    for (OutgoingCalls::Moved& one : moved) {
+      const ActorRef ref = one.ref;
+      ActorAddress at{id.high, id.low, 0};
+      at.number = one.number;
+      if (relocations_.Lost(std::move(one), at)) Locate(ref, at);
+    }
     for (OutgoingCalls::Call& call : unsent) Dispatch(std::move(call));
   }
 
@@ -479,9 +546,20 @@ void Peers::Add(const CallerId& process, OutgoingCalls::Call call, absl::Duratio
 
 uint64_t Peers::answered() const { return loop_->answered(); }
 
+void Peers::Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord record) {
+  inbox_->Add([&](Inbox::Content& content) {
+    content.kept.push_back({actor, owner, id, std::move(record)});
+  });
+}
+
 std::function<void(uint64_t)> Peers::OnEnd() const {
   return [inbox = inbox_](uint64_t actor) {
-    inbox->Add([&](Inbox::Content& content) { content.ended.push_back(actor); });
+    inbox->AddAnswer({Inbox::Answer::What::kEnded, {}, actor, 0, false, {}, {}});
+  };
+}
+std::function<void(uint64_t)> Peers::OnUndone() const {
+  return [inbox = inbox_](uint64_t actor) {
+    inbox->AddAnswer({Inbox::Answer::What::kUndone, {}, actor, 0, false, {}, {}});
   };
 }
 

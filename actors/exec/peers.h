@@ -17,6 +17,7 @@
 #include "actors/exec/host.h"
 #include "actors/exec/outgoing.h"
 #include "actors/plan/call_ledger.h"
+#include "actors/plan/members.h"
 #include "base/clock.h"
 #include "net/port/transport.h"
 
@@ -44,6 +45,8 @@ class Peers {
     std::function<void(const CallerId& process)> on_gone;
     // Asks the owner of an actor where that is, if it is not at `not_at` any more; the reply is an address.
     std::function<void(const ActorRef& ref, const ActorAddress& not_at, Reply reply)> locate;
+    // Brings a KeptRecord of an actor of this process to its owner.
+    std::function<void(const CallerId& owner, uint64_t id, const std::string& record, Reply reply)> keep;
   };
   // `host` outlives it, closed or not, and so does `clock`.
   Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock);
@@ -52,8 +55,8 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // All others that run now. Those that were here before and are no more answer nothing: their callers hear
-  // kUnavailable. Whoever is called before it was named here is awaited.
+  // All that run now, this one with them. Those that were here before and are no more answer nothing: their
+  // callers hear kUnavailable. Whoever is called before it was named here is awaited.
   void SetProcesses(std::vector<PeerProcess> processes);
 
   // kUnavailable: the process is gone; the message says whether the call may have run. kDeadlineExceeded:
@@ -68,8 +71,12 @@ class Peers {
 
   // Calls that others have answered, since the peers were made.
   uint64_t answered() const;
-  // An actor of this process is no more.
+  // An actor of this process has been made whose state is kept (IncomingCalls has it). Before its address is
+  // told.
+  void Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord record);
+  // An actor of this process is no more; or has thrown and the state of before again.
   std::function<void(uint64_t actor)> OnEnd() const;
+  std::function<void(uint64_t actor)> OnUndone() const;
 
  private:
   struct Inbox;

@@ -42,28 +42,34 @@ bool Relocations::Lost(Call call, const ActorAddress& at) {
   return ask;
 }
 
-std::vector<Relocations::Call> Relocations::Located(const ActorRef& ref,
-                                                    const absl::StatusOr<ActorAddress>& at,
-                                                    HeardReplies& heard) {
+bool Relocations::Lost(OutgoingCalls::Moved moved, const ActorAddress& at) {
+  const Name name = NameOf(moved.ref);
+  Target& target = targets_[name];
+  target.at = at;
+  for (const auto& [number, waiting] : moved.actor.waiting) {
+    if (waiting.reply) deadlines_.emplace(waiting.time, name);
+  }
+  target.moved.emplace(std::move(moved));
+  return !std::exchange(target.sought, true);
+}
+
+Relocations::Waited Relocations::Located(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at,
+                                         HeardReplies& heard) {
+  Waited waited;
   const auto it = targets_.find(NameOf(ref));
-  if (it == targets_.end()) return {};
+  if (it == targets_.end()) return waited;
   Target& target = it->second;
   target.sought = false;
-  std::vector<Call> waited(std::make_move_iterator(target.waiting.begin()),
-                           std::make_move_iterator(target.waiting.end()));
-  target.waiting.clear();
+  waited.moved = std::exchange(target.moved, std::nullopt);
+  for (Call& call : std::exchange(target.waiting, {})) waited.calls.push_back(std::move(call));
   if (at.ok()) {
     target.at = *at;
     return waited;
   }
   target.ended = at.status();
-  for (Call& call : waited) heard.push_back({std::move(call.reply), target.ended, ""});
+  if (waited.moved) waited.moved->Cancel(target.ended, heard);
+  for (Call& call : waited.calls) heard.push_back({std::move(call.reply), target.ended, ""});
   return {};
-}
-
-ActorAddress Relocations::LookedForAt(const ActorRef& ref) const {
-  const auto it = targets_.find(NameOf(ref));
-  return it == targets_.end() ? ref.at : it->second.at;
 }
 
 void Relocations::OnTime(Instant now, HeardReplies& heard) {
@@ -72,6 +78,7 @@ void Relocations::OnTime(Instant now, HeardReplies& heard) {
     deadlines_.erase(deadlines_.begin());
     const auto it = targets_.find(name);
     if (it == targets_.end()) continue;
+    if (it->second.moved) it->second.moved->OnTime(now, heard);
     std::erase_if(it->second.waiting, [&](Call& call) {
       if (call.deadline > now) return false;
       heard.push_back(
@@ -91,6 +98,7 @@ std::optional<Instant> Relocations::next_time() const {
 
 void Relocations::Cancel(const absl::Status& status, HeardReplies& heard) {
   for (auto& [name, target] : targets_) {
+    if (target.moved) target.moved->Cancel(status, heard);
     for (Call& call : target.waiting) heard.push_back({std::move(call.reply), status, ""});
     target.waiting.clear();
   }

@@ -31,10 +31,14 @@ class Relocations {
   std::optional<ActorAddress> Find(Call& call, HeardReplies& heard);
   // The actor is not at `at` any more. Takes the call. True: its owner is to be asked where it is.
   bool Lost(Call call, const ActorAddress& at);
-  // The owner's word; returns the calls that waited for it, in their order. An error: the actor is no more.
-  std::vector<Call> Located(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at, HeardReplies& heard);
-  // Where it was when it was looked for last.
-  ActorAddress LookedForAt(const ActorRef& ref) const;
+  bool Lost(OutgoingCalls::Moved moved, const ActorAddress& at);
+  // The owner's word: what waited for it, in its order, the calls behind `moved`. An error: the actor is no
+  // more.
+  struct Waited {
+    std::optional<OutgoingCalls::Moved> moved;
+    std::vector<Call> calls;
+  };
+  Waited Located(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at, HeardReplies& heard);
 
   void OnTime(Instant now, HeardReplies& heard);
   std::optional<Instant> next_time() const;
@@ -49,6 +53,7 @@ class Relocations {
     ActorAddress at;
     bool sought = false;
     absl::Status ended;  // not OK: it is no more
+    std::optional<OutgoingCalls::Moved> moved;
     std::deque<Call> waiting;
   };
   static Name NameOf(const ActorRef& ref) { return {ref.owner_high, ref.owner_low, ref.id}; }

@@ -6,7 +6,7 @@
 namespace gtrain::actors {
 
 CallLedger::CallLedger(size_t callers_max, const std::vector<CallerRecord>& records)
-    : callers_max_(callers_max) {
+    : callers_max_(callers_max), restored_(true) {
   for (const CallerRecord& record : records) {
     Caller& caller = callers_[record.caller];
     caller.acknowledged = record.acknowledged;
@@ -19,6 +19,7 @@ CallLedger::CallLedger(size_t callers_max, const std::vector<CallerRecord>& reco
 }
 
 void CallLedger::Acknowledge(Caller& caller, uint64_t acknowledged) {
+  if (restored_ && acknowledged >= caller.next) caller.next = acknowledged + 1;
   // More than was admitted nobody can have an answer of.
   acknowledged = std::min(acknowledged, caller.next - 1);
   if (acknowledged <= caller.acknowledged) return;
@@ -79,6 +80,20 @@ bool CallLedger::Answer(const CallerId& id, uint64_t number, std::string answer)
   place->second = std::move(answer);
   ++answers_;
   return true;
+}
+
+const std::string* CallLedger::AnswerTo(const CallerId& id, uint64_t number) const {
+  const auto it = callers_.find(id);
+  if (it == callers_.end()) return nullptr;
+  const auto place = it->second.window.find(number);
+  return place == it->second.window.end() || !place->second ? nullptr : &*place->second;
+}
+
+void CallLedger::AnswerAnew(const CallerId& id, uint64_t number, std::string answer) {
+  const auto it = callers_.find(id);
+  if (it == callers_.end()) return;
+  const auto place = it->second.window.find(number);
+  if (place != it->second.window.end() && place->second) place->second = std::move(answer);
 }
 
 void CallLedger::Forget(const CallerId& id) {

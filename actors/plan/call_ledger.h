@@ -61,7 +61,8 @@ class CallLedger {
  public:
   explicit CallLedger(size_t callers_max) : callers_max_(callers_max) {}
   // Whatever had begun and was not answered when the records were taken has not run: its effects are not in
-  // the state that was taken with them.
+  // the state that was taken with them. What a caller acknowledges beyond its record changed nothing, so it
+  // is not awaited.
   CallLedger(size_t callers_max, const std::vector<CallerRecord>& records);
 
   // A call with its number, 1 at least, that changes the actor. `acknowledged` never goes back. What its
@@ -76,6 +77,10 @@ class CallLedger {
   void Withdraw(const CallerId& caller, uint64_t number);
   // What an admitted call came to, once. False: nobody waits for it, and it is dropped.
   bool Answer(const CallerId& caller, uint64_t number, std::string answer);
+  // Null: it has none, or its caller has acknowledged it. Until the next call of the ledger.
+  const std::string* AnswerTo(const CallerId& caller, uint64_t number) const;
+  // Its effects are undone, and nobody has heard of it.
+  void AnswerAnew(const CallerId& caller, uint64_t number, std::string answer);
   // The caller's process is dead: nothing of it comes any more.
   void Forget(const CallerId& caller);
 
@@ -91,6 +96,7 @@ class CallLedger {
   void Acknowledge(Caller& caller, uint64_t acknowledged);
 
   size_t callers_max_;
+  bool restored_ = false;
   std::map<CallerId, Caller> callers_;
   size_t answers_ = 0;
 };

@@ -105,6 +105,27 @@ TEST(CallLedger, WhatHadBegunWhenItsRecordsWereTakenRunsAgain) {
   EXPECT_EQ(after.Offer(kA, 4, 1).what, Admission::kRun);
 }
 
+TEST(CallLedger, WhatChangedNothingMayBeMissingInItsRecords) {
+  CallLedger before(10);
+  before.Offer(kA, 1, 0);
+  before.Answer(kA, 1, "one");
+  CallLedger after(10, before.Records());
+  // 2 and 3 changed nothing, so that nobody kept them; their caller has their answers.
+  EXPECT_EQ(after.Offer(kA, 4, 3).what, Admission::kRun);
+  EXPECT_EQ(after.Offer(kA, 3, 3).what, Admission::kTooOld);
+}
+
+TEST(CallLedger, WhatIsUndoneIsAnsweredAnew) {
+  CallLedger ledger(10);
+  ledger.Offer(kA, 1, 0);
+  ledger.AnswerAnew(kA, 1, "undone");  // it has no answer yet
+  EXPECT_EQ(ledger.Offer(kA, 1, 0).what, Admission::kBegun);
+  ledger.Answer(kA, 1, "done");
+  ledger.AnswerAnew(kA, 1, "undone");
+  EXPECT_EQ(*ledger.Offer(kA, 1, 0).answer, "undone");
+  EXPECT_EQ(ledger.answers(), 1u);
+}
+
 TEST(CallWindow, SendsTheOldestFirstAndAllAgainOnANewConnection) {
   CallWindow window;
   EXPECT_EQ(window.Add("a"), 1u);

@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "actors/plan/frames.h"
 
 namespace gtrain::actors {
 namespace {
@@ -18,6 +19,18 @@ void PutText(absl::string_view text, std::string* to) {
   const auto size = static_cast<uint32_t>(text.size());
   to->append(reinterpret_cast<const char*>(&size), sizeof(size));
   to->append(text.data(), text.size());
+}
+
+template <typename T>
+void PutNumber(T value, std::string* to) {
+  to->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+template <typename T>
+bool TakeNumber(absl::string_view* from, T* value) {
+  if (from->size() < sizeof(T)) return false;
+  std::memcpy(value, from->data(), sizeof(T));
+  from->remove_prefix(sizeof(T));
+  return true;
 }
 
 bool TakeText(absl::string_view* from, size_t most, absl::string_view* text) {
@@ -71,7 +84,9 @@ std::string PrintSpawn(const SpawnRequest& request) {
   std::string bytes;
   PutText(request.type, &bytes);
   PutText(request.signature, &bytes);
-  bytes.append(reinterpret_cast<const char*>(&request.restarts), sizeof(request.restarts));
+  PutNumber(request.restarts, &bytes);
+  PutNumber(request.kept, &bytes);
+  PutText(request.record, &bytes);
   bytes.append(request.arguments.data(), request.arguments.size());
   return bytes;
 }
@@ -79,13 +94,53 @@ std::string PrintSpawn(const SpawnRequest& request) {
 absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
   SpawnRequest request;
   if (!TakeText(&bytes, kNameBytesMax, &request.type) ||
-      !TakeText(&bytes, kSignatureBytesMax, &request.signature) || bytes.size() < sizeof(request.restarts))
+      !TakeText(&bytes, kSignatureBytesMax, &request.signature) || !TakeNumber(&bytes, &request.restarts) ||
+      !TakeNumber(&bytes, &request.kept) || !TakeText(&bytes, kCallBytesMax, &request.record))
     return Malformed("what is to be spawned ends too early");
-  std::memcpy(&request.restarts, bytes.data(), sizeof(request.restarts));
-  bytes.remove_prefix(sizeof(request.restarts));
   if (request.restarts < 0) return Malformed("fewer than no restarts");
   request.arguments = bytes;
   return request;
+}
+
+std::string PrintRecord(const KeptRecord& record) {
+  std::string bytes;
+  PutNumber(record.version, &bytes);
+  PutText(record.state, &bytes);
+  for (const CallerRecord& one : record.callers) {
+    PutNumber(one.caller.high, &bytes);
+    PutNumber(one.caller.low, &bytes);
+    PutNumber(one.acknowledged, &bytes);
+    PutNumber(static_cast<uint32_t>(one.answers.size()), &bytes);
+    for (const auto& [number, answer] : one.answers) {
+      PutNumber(number, &bytes);
+      PutText(answer, &bytes);
+    }
+  }
+  return bytes;
+}
+
+absl::StatusOr<KeptRecord> ParseRecord(absl::string_view bytes) {
+  KeptRecord record;
+  absl::string_view state;
+  if (!TakeNumber(&bytes, &record.version) || !TakeText(&bytes, kCallBytesMax, &state))
+    return Malformed("the record of an actor ends too early");
+  record.state = std::string(state);
+  while (!bytes.empty()) {
+    CallerRecord one;
+    uint32_t answers = 0;
+    if (!TakeNumber(&bytes, &one.caller.high) || !TakeNumber(&bytes, &one.caller.low) ||
+        !TakeNumber(&bytes, &one.acknowledged) || !TakeNumber(&bytes, &answers) || answers > kCallsInWindow)
+      return Malformed("the record of an actor has a wrong caller");
+    for (uint32_t i = 0; i < answers; ++i) {
+      uint64_t number = 0;
+      absl::string_view answer;
+      if (!TakeNumber(&bytes, &number) || !TakeText(&bytes, kCallBytesMax, &answer))
+        return Malformed("the record of an actor has a wrong answer");
+      one.answers.emplace_back(number, std::string(answer));
+    }
+    record.callers.push_back(std::move(one));
+  }
+  return record;
 }
 
 std::string PrintEnd(const EndRequest& request) {

@@ -32,16 +32,30 @@ enum class Control : uint32_t {
   kEnd = 1,     // an EndRequest
   kFinish = 2,  // the driver has ended, and so does this process
   kLocate = 3,  // of the owner: a LocateRequest; the answer is an address
+  kKeep = 4,    // of the owner: its number of an actor (8 bytes) and a KeptRecord
 };
 
 struct SpawnRequest {
   absl::string_view type, signature;
   int32_t restarts = 0;
+  uint64_t kept = 0;  // the owner keeps its state, and has this number for it; 0: nobody does
+  absl::string_view
+      record;  // that the owner has of it: a KeptRecord; empty: it is made of its arguments alone
   absl::string_view arguments;
 };
 std::string PrintSpawn(const SpawnRequest& request);
 // Views into `bytes`.
 absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes);
+
+// What the owner of an actor keeps of it: its state, and which calls are in it.
+struct KeptRecord {
+  uint64_t version = 0;
+  std::string state;
+  std::vector<CallerRecord> callers;
+  bool operator==(const KeptRecord&) const = default;
+};
+std::string PrintRecord(const KeptRecord& record);
+absl::StatusOr<KeptRecord> ParseRecord(absl::string_view bytes);
 
 struct EndRequest {
   absl::string_view reason;

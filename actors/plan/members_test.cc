@@ -31,15 +31,31 @@ TEST(Driver, IsWhoDroveBeforeElseTheFirst) {
 }
 
 TEST(Spawn, IsReadAsItWasWritten) {
-  const std::string bytes = PrintSpawn({"Class", "(); F() -> void", 3, absl::string_view("a\0b", 3)});
+  const std::string bytes =
+      PrintSpawn({"Class", "(); F() -> void", 3, 7, "record", absl::string_view("a\0b", 3)});
   const auto read = ParseSpawn(bytes);
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read->type, "Class");
   EXPECT_EQ(read->signature, "(); F() -> void");
   EXPECT_EQ(read->restarts, 3);
+  EXPECT_EQ(read->kept, 7u);
+  EXPECT_EQ(read->record, "record");
   EXPECT_EQ(read->arguments, absl::string_view("a\0b", 3));
   for (size_t size = 0; size < bytes.size() - 3; ++size) EXPECT_FALSE(ParseSpawn(bytes.substr(0, size)).ok());
-  EXPECT_FALSE(ParseSpawn(PrintSpawn({"Class", "", -1, ""})).ok());
+  EXPECT_FALSE(ParseSpawn(PrintSpawn({"Class", "", -1, 0, "", ""})).ok());
+}
+
+TEST(Record, IsReadAsItWasWritten) {
+  KeptRecord record{9, "state", {}};
+  for (int callers = 0; callers < 3; ++callers) {
+    const std::string bytes = PrintRecord(record);
+    const auto read = ParseRecord(bytes);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(*read, record);
+    EXPECT_FALSE(ParseRecord(bytes + "x").ok());
+    EXPECT_FALSE(ParseRecord(bytes.substr(0, bytes.size() - 1)).ok());
+    record.callers.push_back({{1, static_cast<uint64_t>(callers)}, 5, {{6, "six"}, {8, ""}}});
+  }
 }
 
 TEST(End, IsReadAsItWasWritten) {

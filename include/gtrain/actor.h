@@ -294,6 +294,13 @@ enum class Spread {
   kHere = GTRAIN_SPREAD_HERE,            // this process
 };
 
+// Where the state of an actor is beside its own process.
+enum class Durable {
+  kNo,    // nowhere: one whose process is lost is made anew of its arguments
+  kPeer,  // in the memory of its owner's process: it goes on elsewhere with all that its callers have heard
+          // of
+};
+
 // How an actor is made and kept. Setters return the options, so that they are written in one line.
 class Spawn {
  public:
@@ -318,13 +325,22 @@ class Spawn {
     rank_ = rank;
     return *this;
   }
+  // kPeer: a call that changes it is answered when its owner has the state that came of it, and then is never
+  // undone; calls whose process is lost meanwhile are made again elsewhere, each once. The class has a
+  // `Persist`. Nothing is kept of one that is in its owner's process, which it cannot outlive.
+  Spawn& Keep(Durable durable) {
+    keep_ = durable == Durable::kPeer;
+    return *this;
+  }
   int restarts() const { return restarts_; }
+  bool keep() const { return keep_; }
   Spread spread() const { return spread_; }
   int rank() const { return rank_; }
   std::chrono::nanoseconds within() const { return timeout_; }
 
  private:
   int restarts_ = 3, rank_ = -1;
+  bool keep_ = false;
   Spread spread_ = Spread::kProcesses;
   std::chrono::nanoseconds timeout_ = kCallTimeout;
 };
@@ -387,7 +403,7 @@ class Cluster {
     auto* answered = new Answered(owner);
     Future<Owner<T>> future(answered->outcome());
     const gtrain_spawn_options c{sizeof(c), options.restarts(), static_cast<int32_t>(options.spread()),
-                                 options.rank()};
+                                 options.rank(), options.keep() ? 1 : 0};
     gtrain_actors_spawn(internal::Engine(), internal::ActorName<T>().c_str(), &c, packed.data(),
                         packed.size(), internal::Milliseconds(options.within()), &Answered::Reply, answered);
     return future;

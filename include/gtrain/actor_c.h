@@ -102,6 +102,11 @@ typedef struct {
   /* Begins a call. gtrain_call_reply says what it came to, once, before it returns or later, from any thread;
    * until then the actor begins no other. `arguments` live until this function returns. */
   void (*call)(void* user, void* self, int32_t method, const void* arguments, size_t size, gtrain_call* call);
+  /* Packs its state; and gives it to one that was made of the same arguments. NULL, both: it cannot be kept.
+   */
+  gtrain_status (*save)(void* user, void* self, gtrain_packer* packer, gtrain_error* error);
+  gtrain_status (*load)(void* user, void* self, const void* state, size_t size, gtrain_error* error);
+  const uint8_t* constant; /* of each method: 1, it changes nothing. NULL: all do */
 } gtrain_actor_class;
 
 /* Who made a call or an actor hears what it came to, once, from any thread, maybe before the function that
@@ -151,6 +156,7 @@ typedef struct {
   int32_t restarts; /* of an actor that threw, within an hour: beyond them it ends; below 0: 3 */
   int32_t spread;   /* GTRAIN_SPREAD_* */
   int32_t rank;     /* instead of it, the process with this rank now; below 0: none */
+  int32_t keep;     /* 1: its state outlives its process, in the memory of this one */
 } gtrain_spawn_options;
 
 /* What is replied is the reference of the actor, bytes that may be kept and sent. `timeout_ms` above 0.

@@ -309,7 +309,14 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
             nullptr,
             &Create,
             &Destroy,
-            &CallOne};
+            &CallOne,
+            nullptr,
+            nullptr,
+            kConstant.data()};
+    if constexpr (HasPersist<T>) {
+      out->save = &Save;
+      out->load = &Load;
+    }
   }
   static gtrain_status Create(void* /*user*/, const void* data, size_t size, void** self,
                               gtrain_error* error) {
@@ -331,6 +338,33 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
     return static_cast<gtrain_status>(status.code());
   }
   static void Destroy(void* /*user*/, void* self) { delete static_cast<T*>(self); }
+  static constexpr std::array<uint8_t, sizeof...(kMethods)> kConstant = {
+      static_cast<uint8_t>(TraitsOf<kMethods>::kConst ? 1 : 0)...};
+  static gtrain_status Fail(const Status& status, gtrain_error* error) {
+    std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
+    return static_cast<gtrain_status>(status.code());
+  }
+  static gtrain_status Save(void* /*user*/, void* self, gtrain_packer* packer, gtrain_error* error) {
+    const Status thrown = Guarded([&] {
+      Packing packing(packer);
+      packing(*static_cast<const T*>(self));
+    });
+    return thrown.ok() ? GTRAIN_OK : Fail(thrown, error);
+  }
+  static gtrain_status Load(void* /*user*/, void* self, const void* data, size_t size, gtrain_error* error) {
+    Status status;
+    const Status thrown = Guarded([&] {
+      Unpacking unpacking(data, size);
+      unpacking(*static_cast<T*>(self));
+      status = unpacking.End();
+    });
+    if (!thrown.ok()) return Fail(thrown, error);
+    if (!status.ok())
+      return Fail(
+          Status(status.code(), "the state of a " + ActorName<T>() + " is wrong: " + status.message()),
+          error);
+    return GTRAIN_OK;
+  }
   static void CallOne(void* /*user*/, void* self, int32_t method, const void* data, size_t size,
                       gtrain_call* call) {
     static constexpr std::array<void (*)(T*, const void*, size_t, gtrain_call*), sizeof...(kMethods)> kAll = {

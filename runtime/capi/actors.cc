@@ -165,6 +165,26 @@ absl::Status JoinCluster(gtrain_actors* handle) {
   return network ? handle->cluster->Join(*std::move(network)) : absl::OkStatus();
 }
 
+absl::Status StatusOf(gtrain_status status, const gtrain_error& error) {
+  return status == GTRAIN_OK ? absl::OkStatus()
+                             : absl::Status(static_cast<absl::StatusCode>(status), error.message);
+}
+
+void AddKeeping(const gtrain_actor_class& in, actors::ActorClass& type) {
+  type.save = [save = in.save, user = in.user](void* self) -> absl::StatusOr<std::string> {
+    gtrain_packer packer;
+    gtrain_error error{};
+    GT_RETURN_IF_ERROR(StatusOf(save(user, self, &packer, &error), error));
+    if (packer.out_of_memory) return absl::ResourceExhaustedError("there is no memory for its state");
+    GT_RETURN_IF_ERROR(packer.packer.status());
+    return std::string(packer.packer.bytes());
+  };
+  type.load = [load = in.load, user = in.user](void* self, absl::string_view state) {
+    gtrain_error error{};
+    return StatusOf(load(user, self, state.data(), state.size(), &error), error);
+  };
+}
+
 absl::Status Register(gtrain_actors* handle, const gtrain_actor_class* in) {
   GT_RETURN_IF_ERROR(CheckHandle(handle));
   if (in == nullptr) return absl::InvalidArgumentError("`type` is NULL");
@@ -188,6 +208,9 @@ absl::Status Register(gtrain_actors* handle, const gtrain_actor_class* in) {
                                                  actors::BegunCall* begun) {
     call(user, self, method, data.data(), data.size(), reinterpret_cast<gtrain_call*>(begun));
   };
+  if (in->save != nullptr && in->load != nullptr) AddKeeping(*in, type);
+  for (int32_t i = 0; in->constant != nullptr && i < in->methods; ++i)
+    type.constant.push_back(in->constant[i] != 0);
   return handle->cluster->Register(std::move(type));
 }
 
@@ -357,6 +380,7 @@ void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_s
         return absl::InvalidArgumentError("`spread` is none of GTRAIN_SPREAD_*");
       placement.spread = static_cast<gtrain::actors::Spread>(options->spread);
       if (options->rank >= 0) placement.rank = options->rank;
+      spawn.keep = options->keep != 0;
     }
     actors->cluster->Spawn(type, spawn, placement, std::string(View(arguments, size)),
                            absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));

@@ -1,13 +1,11 @@
 // Actors on several ranks, as a user writes them.
 //   e2e_actors_driver DIR WHAT ...
-// DIR/process.PID is there for each process.
-// DIR/driver has the number of the one that drives. WHAT:
-//   place COUNT            spawns COUNT actors and prints the process of each; "nodes" spreads over machines
-//   call ACTORS CALLS      calls each so often, and prints what it counted
-//   fail                   ends with an error
-//   count SECONDS          adds to a counter on each process for so long, spawns again what is lost, and
-//   writes
-//                          what it knows to DIR/result
+// DIR/process.PID is there for each process, DIR/driver has the number of the one that drives. WHAT:
+//   place COUNT         spawns COUNT actors and prints the process of each; "nodes" spreads over machines
+//   call ACTORS CALLS   calls each so often, and prints what it counted
+//   fail                ends with an error
+//   count SECONDS       adds to a counter on each rank but its own, and writes what it knows to DIR/result
+//   keep SECONDS        likewise, with sums whose state is kept; DIR/begun is there when they are
 #include <gtrain/gtrain.h>
 #include <unistd.h>
 
@@ -88,6 +86,52 @@ gtrain::Task<> CountOn(gtrain::Cluster& cluster, int seconds) {
          << " ms\n";
 }
 
+// What it has is in its owner's process, too.
+class Sum {
+ public:
+  int64_t Add(int64_t number) {
+    ++count_;
+    return sum_ += number;
+  }
+  int64_t Total() const { return sum_; }
+  void Persist(auto& archive) { archive(sum_, count_); }
+
+ private:
+  int64_t sum_ = 0, count_ = 0;
+};
+[[maybe_unused]] constexpr auto kSum =
+    gtrain::Actor<Sum, gtrain::Ctor<>, gtrain::Methods<&Sum::Add, &Sum::Total>>;
+
+// 16 calls are under way to each; none of them may be lost, or counted twice.
+gtrain::Task<> KeepOn(gtrain::Cluster& cluster, int seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  std::ofstream result(arguments[0] + "/result");
+  std::vector<gtrain::Owner<Sum>> sums;
+  for (int rank = 1; rank < cluster.processes(); ++rank) {
+    sums.push_back(co_await cluster.Spawn<Sum>(
+        gtrain::Spawn().OnRank(rank).Restarts(100'000).Keep(gtrain::Durable::kPeer)));
+  }
+  std::ofstream(arguments[0] + "/begun");
+  int64_t number = 0, wrong = 0, wanted = 0;
+  double longest_ms = 0;
+  while (std::chrono::steady_clock::now() < end) {
+    const auto before = std::chrono::steady_clock::now();
+    std::vector<gtrain::Future<int64_t>> adding;
+    for (int i = 0; i < 16; ++i) {
+      wanted += ++number;
+      for (const auto& sum : sums) adding.push_back(sum.Call<&Sum::Add>(number));
+    }
+    int64_t last = 0;
+    for (auto& one : adding) last = co_await std::move(one);
+    for (const auto& sum : sums)
+      wrong += co_await sum.Call<&Sum::Total>() == wanted && last == wanted ? 0 : 1;
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - before;
+    longest_ms = std::max(longest_ms, took.count());
+  }
+  result << "added " << number << " wrong " << wrong << " longest " << static_cast<int>(longest_ms)
+         << " ms\n";
+}
+
 gtrain::Task<> Drive(gtrain::Cluster& cluster) {
   const std::string& what = arguments[1];
   std::ofstream(arguments[0] + "/driver") << getpid();
@@ -95,6 +139,7 @@ gtrain::Task<> Drive(gtrain::Cluster& cluster) {
   if (what == "call")
     co_await CallAll(cluster, std::atoi(arguments[2].c_str()), std::atoi(arguments[3].c_str()));
   if (what == "count") co_await CountOn(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "keep") co_await KeepOn(cluster, std::atoi(arguments[2].c_str()));
   if (what == "fail") {
     auto counter = co_await cluster.Spawn<Counter>("fails");
     co_await counter.With(std::chrono::seconds(1)).Call<&Counter::Add>(int64_t{1});

@@ -63,16 +63,11 @@ class ActorsTest(harness.GtrainTest):
         seconds = soak(300, 12)
         self.launch('count', 4, 'count', seconds, extra='elastic: {mode: in-place}\nrestart: {budget: 10000}\n')
         wait_until('effects of all', lambda: len(self.effects()) == 3 and all(self.effects().values()))
-        driver = int(self.read('driver'))
         kills = 0
-        while self.job('count')['state'] not in harness.TERMINAL_STATES:
-            victims = [pid for pid in self.processes() if pid != driver and harness.alive(pid)]
-            if len(victims) == 3:
-                os.kill(rng.choice(victims), signal.SIGKILL)
-                kills += 1
-                before = self.effects()
-                wait_until('more of all', lambda: all(len(now) > len(before[name]) for name, now in self.effects().items()) or
-                           self.job('count')['state'] in harness.TERMINAL_STATES)
+        while self.kill_one('count', rng):
+            kills += 1
+            before = self.effects()
+            wait_until('more of all', lambda: all(len(now) > len(before[name]) for name, now in self.effects().items()) or self.over('count'))
         self.assertEqual(self.job('count')['state'], 'SUCCEEDED', f'seed {seed}')
         log = self.read('result')
         added, failed, longest = map(int, re.search(r'added (\d+) failed (\d+) longest (\d+) ms', log).groups())
@@ -87,6 +82,36 @@ class ActorsTest(harness.GtrainTest):
             self.assertEqual(numbers, sorted(numbers), f'{actor}, seed {seed}')
         self.assertGreater(kills, 1)
         print(f'\n{kills} kills, {added} calls, {failed} reported as failed, {longest} ms at most to the next, seed {seed}', flush=True)
+        self.end_local_cluster()
+
+
+    def over(self, name):
+        return self.job(name)['state'] in harness.TERMINAL_STATES
+
+    def kill_one(self, name, rng):
+        """A host, when all three are there; False when the job is over."""
+        driver = int(self.read('driver'))
+        victims = wait_until('three hosts', lambda: self.over(name) or
+                             (lambda found: found if len(found) == 3 else None)([pid for pid in self.processes() if pid != driver and harness.alive(pid)]))
+        if victims is True:
+            return False
+        os.kill(rng.choice(victims), signal.SIGKILL)
+        return True
+
+    def test_what_is_kept_is_never_lost_nor_counted_twice(self):
+        """P4, P1: hosts are killed all the time, and every call ends well. GTRAIN_SOAK=1: five minutes."""
+        seed = random.SystemRandom().randrange(1 << 32)
+        rng = random.Random(seed)
+        self.launch('keep', 4, 'keep', soak(300, 10), extra='elastic: {mode: in-place}\nrestart: {budget: 10000}\n')
+        wait_until('all sums', lambda: os.path.exists(os.path.join(self.out, 'begun')))
+        kills = 0
+        while self.kill_one('keep', rng):
+            kills += 1
+        self.assertEqual(self.job('keep')['state'], 'SUCCEEDED', f'seed {seed}')
+        added, wrong, longest = map(int, re.search(r'added (\d+) wrong (\d+) longest (\d+) ms', self.read('result')).groups())
+        self.assertEqual(wrong, 0, f'seed {seed}')
+        self.assertGreater(kills, 5)
+        print(f'\n{kills} kills, {added} numbers added to each, {longest} ms at most for 48 calls and three more, seed {seed}', flush=True)
         self.end_local_cluster()
 
 
