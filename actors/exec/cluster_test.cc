@@ -534,6 +534,7 @@ TEST_F(ClusterTest, AnActorThatIsLostTooOftenHasEnded) {
   AwaitLooking([&] { return clusters_[2]->counts().actors == 1; });
   EXPECT_TRUE(Call(0, *actor, 0, "").ok());
   job_.Begin({0});
+  AwaitLooking([&] { return clusters_[0]->processes() == 1 && !Call(0, *actor, 0, "").ok(); });
   const auto ended = Call(0, *actor, 0, "");
   EXPECT_EQ(ended.status().code(), absl::StatusCode::kNotFound) << ended.status();
   EXPECT_THAT(ended.status().message(), HasSubstr("lost 2 times within 1h, and it has 1 restarts"));

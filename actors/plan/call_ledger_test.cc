@@ -175,18 +175,6 @@ TEST(CallWindow, IsFullUntilTheOldestIsAnswered) {
   EXPECT_TRUE(window.Add(""));
 }
 
-TEST(CallWindow, InANewEpochWhatWasSentIsLostAndTheRestGoesOn) {
-  CallWindow window;
-  for (const char* one : {"a", "b", "c", "d"}) window.Add(one);
-  window.Next();
-  window.Next();
-  window.GiveUp(1);
-  const CallWindow::Renumbered renumbered = window.NewEpoch();
-  EXPECT_THAT(renumbered.lost, ElementsAre(2));
-  EXPECT_THAT(renumbered.kept, ElementsAre(std::pair(3, 1), std::pair(4, 2)));
-  EXPECT_EQ(window.Next()->arguments, "c");
-}
-
 // ---- callers and an actor over connections that break, beside a model of what may have happened
 
 struct Frame {

@@ -49,23 +49,4 @@ bool CallWindow::GiveUp(uint64_t number) {
   return true;
 }
 
-CallWindow::Renumbered CallWindow::NewEpoch() {
-  Renumbered renumbered;
-  std::map<uint64_t, Waiting> kept;
-  uint64_t number = 0;
-  for (auto& [old, call] : calls_) {
-    if (call.given_up) continue;  // its caller has heard
-    if (call.ever_sent) {
-      renumbered.lost.push_back(old);
-    } else {
-      renumbered.kept.emplace_back(old, ++number);
-      kept[number] = std::move(call);
-    }
-  }
-  calls_ = std::move(kept);
-  last_ = number;
-  unsent_ = 1;
-  return renumbered;
-}
-
 }  // namespace gtrain::actors

@@ -2,9 +2,9 @@
 // other end is a CallLedger, which has the protocol.
 //
 // A call stays in the window until it is answered, also when its caller has given it up: then it is sent as
-// one that is not to run, so that those behind it have their turn. What becomes of an actor that is made
-// anew without what it had is another epoch: calls that were sent in the one before may have run, and are
-// lost; those that never were go on.
+// one that is not to run, so that those behind it have their turn. What becomes of the calls
+// to an actor that is made anew elsewhere: those that were never sent go there; with their numbers, all of
+// them, where its state and its ledger are kept.
 //
 // Not thread-safe. Cost: O(log w) a call, O(w) when all are sent again; w is at most kCallsInWindow.
 #pragma once
@@ -39,13 +39,6 @@ class CallWindow {
   bool Answered(uint64_t number);
   // Its caller waits no more. False: it has been answered.
   bool GiveUp(uint64_t number);
-  // The actor is another one now. Returns those that had been sent, which may have run and are lost; the
-  // others have new numbers, in their order: old and new ones.
-  struct Renumbered {
-    std::vector<uint64_t> lost;
-    std::vector<std::pair<uint64_t, uint64_t>> kept;
-  };
-  Renumbered NewEpoch();
 
   bool EverSent(uint64_t number) const;
   // Of a call that goes elsewhere.
