@@ -21,6 +21,7 @@
 //
 // Arguments and results are values (gtrain/value.h) and copied, also within a process. A method gives a
 // value, nothing, a Status, a Result of a value, or a Task of one, in which it awaits calls of its own.
+// docs/actors.md has what one can rely on.
 // What it throws is its caller's error, and the actor is made anew from the arguments it was made of.
 #pragma once
 #include <gtrain/actor_c.h>
