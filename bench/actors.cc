@@ -1,5 +1,6 @@
 // bench_actors: calls of an actor in its own process, beside what a program would write by hand: a thread
-// that takes functions from a queue and answers by a std::future. Between processes there is nothing yet.
+// that takes functions from a queue and answers by a std::future. And calls of an actor in another process of a
+// job of two ranks on this machine, beside an echo over ZeroMQ's own sockets with CURVE.
 //
 // All of a call is in it: arguments and results are packed and unpacked, mailboxes are bounded, each call has
 // a deadline. A sample is the time of a call, or of an actor that is made, called once and ended.
@@ -12,6 +13,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "bench/harness.h"
+#include "bench/local_cluster.h"
 #include "bench/peer_process.h"
 
 namespace gtrain::bench {
@@ -22,38 +24,76 @@ struct Row {
   const char* kind;  // of actors_calls
   int count;
 };
-constexpr Row kRows[] = {
+constexpr Row kWithin[] = {
     {"a call, then the next", "sync", 50'000},
     {"a call, 64 under way", "windowed", 100'000},
     {"an actor made, called, ended", "many", 10'000},
 };
+constexpr Row kBetween[] = {
+    {"2 processes: a call, then the next", "sync", 5'000},
+    {"2 processes: a call, 64 under way", "windowed", 50'000},
+    {"2 processes: a call, 512 under way", "wide", 100'000},
+    {"2 processes: a call of 1 MiB, 4 under way", "large", 200},
+};
+constexpr Row kMadeElsewhere = {"2 processes: an actor made, called, ended", "many", 5'000};
+constexpr Row kKept[] = {
+    {"2 processes: a kept call, then the next", "kept_sync", 2'000},
+    {"2 processes: a kept call, 512 under way", "kept_wide", 50'000},
+};
 
-absl::StatusOr<std::vector<Outcome>> MeasureAll(const Options& options) {
-  const std::string program = absl::StrCat(options.folder, "/../bench/actors_calls");
-  const std::string log = absl::StrCat(options.folder, "/../bench/actors_calls.log");
-  GT_ASSIGN_OR_RETURN(const std::unique_ptr<PeerProcess> actors,
-                      PeerProcess::Start({program, "actors"}, log));
-  GT_ASSIGN_OR_RETURN(const std::unique_ptr<PeerProcess> queue, PeerProcess::Start({program, "queue"}, log));
-  std::vector<Outcome> outcomes;
-  for (const Row& row : kRows) {
-    const auto sample = [&row](PeerProcess& process) -> absl::StatusOr<double> {
-      GT_ASSIGN_OR_RETURN(const std::vector<double> seconds,
-                          process.Ask(absl::StrCat(row.kind, " ", row.count), absl::Minutes(1)));
-      if (seconds.size() != 1) return absl::InternalError("actors_calls says one number a line");
-      return seconds[0] / row.count * 1e6;
-    };
-    const Comparison comparison{row.name,
-                                "us",
-                                [&] { return sample(*actors); },
-                                {{"thread with a queue", [&] { return sample(*queue); }}}};
-    GT_ASSIGN_OR_RETURN(const std::vector<Outcome> measured, Measure(comparison, options.quick ? 3 : 11));
-    outcomes.insert(outcomes.end(), measured.begin(), measured.end());
-  }
-  return outcomes;
+absl::StatusOr<double> Ask(PeerProcess& process, const Row& row, const char* kind) {
+  GT_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                      process.Ask(absl::StrCat(kind, " ", row.count), absl::Minutes(1)));
+  if (seconds.size() != 1) return absl::InternalError("one number a line was expected");
+  return seconds[0] / row.count * 1e6;
 }
 
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options), cluster_(options.folder) {}
+
+  absl::StatusOr<std::vector<Outcome>> MeasureAll() {
+    const std::string folder = absl::StrCat(options_.folder, "/../bench/"), log = folder + "actors_calls.log";
+    GT_ASSIGN_OR_RETURN(const auto actors, PeerProcess::Start({folder + "actors_calls", "actors"}, log));
+    GT_ASSIGN_OR_RETURN(const auto queue, PeerProcess::Start({folder + "actors_calls", "queue"}, log));
+    for (const Row& row : kWithin) GT_RETURN_IF_ERROR(MeasureRow(row, *actors, "thread with a queue", *queue, row.kind));
+    GT_ASSIGN_OR_RETURN(const auto zmq, PeerProcess::Start({folder + "actors_zmq"}, log));
+    GT_RETURN_IF_ERROR(cluster_.Start());
+    const std::string pipes = cluster_.home().path() + "/calls";
+    constexpr char kScript[] =
+        R"(mkfifo "$1.in" "$1.out"; "$2" launch -n 2 -- "$3" job "$1.in" "$1.out" >&2 & cat "$1.out" & cat >"$1.in"; wait)";
+    GT_ASSIGN_OR_RETURN(auto job, PeerProcess::Start({"/bin/bash", "-c", kScript, "bash", pipes, cluster_.gtrain(),
+                                                      folder + "actors_calls"},
+                                                     log));
+    for (const Row& row : kBetween)
+      GT_RETURN_IF_ERROR(MeasureRow(row, *job, "ZeroMQ with CURVE, echo", *zmq, row.kind));
+    GT_RETURN_IF_ERROR(MeasureRow(kMadeElsewhere, *job, "in this process", *actors, "many"));
+    for (const Row& row : kKept) {
+      GT_RETURN_IF_ERROR(MeasureRow(row, *job, "the same, not kept", *job, row.kind + sizeof("kept_") - 1));
+    }
+    job.reset();
+    cluster_.Stop();
+    return outcomes_;
+  }
+
+ private:
+  absl::Status MeasureRow(const Row& row, PeerProcess& ours, const char* name, PeerProcess& peer, const char* kind) {
+    const Comparison comparison{row.name,
+                                "us",
+                                [&] { return Ask(ours, row, row.kind); },
+                                {{name, [&] { return Ask(peer, row, kind); }}}};
+    GT_ASSIGN_OR_RETURN(const std::vector<Outcome> measured, Measure(comparison, options_.quick ? 3 : 11));
+    outcomes_.insert(outcomes_.end(), measured.begin(), measured.end());
+    return absl::OkStatus();
+  }
+
+  const Options options_;
+  LocalCluster cluster_;
+  std::vector<Outcome> outcomes_;
+};
+
 int Main(const Options& options) {
-  const absl::StatusOr<std::vector<Outcome>> outcomes = MeasureAll(options);
+  const absl::StatusOr<std::vector<Outcome>> outcomes = Bench(options).MeasureAll();
   if (outcomes.ok()) return Report(options, "actors", *outcomes);
   std::fprintf(stderr, "bench_actors: %s\n", std::string(outcomes.status().message()).c_str());
   return 1;

@@ -8,6 +8,7 @@
 //   windowed  64 calls are under way
 //   wide      512 are
 //   large     each has 1 MiB of arguments, 4 are under way
+//   kept_sync, kept_wide   sync and wide, of an actor whose state is kept
 //   many      COUNT actors are made, called once each, and ended; by hand: objects that the thread calls
 //
 // A program as users write them: the headers and libgtrain.so.
@@ -37,6 +38,7 @@ class Counter {
   explicit Counter(int64_t from) : value_(from) {}
   int64_t Add(int64_t by) { return value_ += by; }
   int64_t Take(std::vector<uint8_t> bytes) { return value_ += bytes.empty() ? 0 : 1; }
+  void Persist(auto& archive) { archive(value_); }
 
  private:
   int64_t value_;
@@ -57,8 +59,8 @@ gtrain::Spawn Place(const gtrain::Cluster& cluster) {
   return gtrain::Spawn().On(cluster.processes() > 1 ? gtrain::Spread::kProcesses : gtrain::Spread::kHere);
 }
 
-gtrain::Task<> Sync(gtrain::Cluster& cluster, int64_t count) {
-  auto counter = co_await cluster.Spawn<Counter>(Place(cluster), 0);
+gtrain::Task<> Sync(gtrain::Cluster& cluster, int64_t count, gtrain::Durable durable) {
+  auto counter = co_await cluster.Spawn<Counter>(Place(cluster).Keep(durable), 0);
   int64_t last = 0;
   for (int64_t i = 0; i < count; ++i) last = co_await counter.Call<&Counter::Add>(1);
   Expect(last == count, "a call was lost");
@@ -82,8 +84,8 @@ gtrain::Task<> Windowed(int64_t count, Call call) {
   Expect(last == count, "a call was lost");
 }
 
-gtrain::Task<> Small(gtrain::Cluster& cluster, int64_t count, bool wide) {
-  auto counter = co_await cluster.Spawn<Counter>(Place(cluster), 0);
+gtrain::Task<> Small(gtrain::Cluster& cluster, int64_t count, bool wide, gtrain::Durable durable) {
+  auto counter = co_await cluster.Spawn<Counter>(Place(cluster).Keep(durable), 0);
   const auto call = [&counter] { return counter.Call<&Counter::Add>(1); };
   if (wide) co_await Windowed<512>(count, call);
   if (!wide) co_await Windowed<64>(count, call);
@@ -111,8 +113,11 @@ gtrain::Task<> Many(gtrain::Cluster& cluster, int64_t count) {
 }
 
 gtrain::Task<> OfActors(gtrain::Cluster& cluster, std::string kind, int64_t count) {
-  if (kind == "sync") co_await Sync(cluster, count);
-  if (kind == "windowed" || kind == "wide") co_await Small(cluster, count, kind == "wide");
+  const bool kept = kind.starts_with("kept_");
+  const auto durable = kept ? gtrain::Durable::kPeer : gtrain::Durable::kNo;
+  if (kept) kind.erase(0, 5);
+  if (kind == "sync") co_await Sync(cluster, count, durable);
+  if (kind == "windowed" || kind == "wide") co_await Small(cluster, count, kind == "wide", durable);
   if (kind == "large") co_await Large(cluster, count);
   if (kind == "many") co_await Many(cluster, count);
 }

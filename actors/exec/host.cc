@@ -1,10 +1,12 @@
 #include "actors/exec/host.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <list>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
@@ -71,6 +73,29 @@ std::string ActorRef::Pack() const { return PackPlain(*this); }
 absl::StatusOr<ActorRef> ActorRef::Parse(absl::string_view bytes) { return ParsePlain<ActorRef>(bytes); }
 
 class Host::Core : public std::enable_shared_from_this<Host::Core> {
+  // Wakes one thread that waits, where Mutex wakes all: a call must not cost as many wake-ups as there are
+  // idle threads.
+  class Bell {
+   public:
+    void Ring() {
+      {
+        const std::lock_guard lock(mutex_);
+        ++rings_;
+      }
+      rung_.notify_one();
+    }
+    // Until it was rung once more than was waited for.
+    void WaitFor(absl::Duration timeout) {
+      std::unique_lock lock(mutex_);
+      if (rung_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return rings_ > 0; })) --rings_;
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable rung_;
+    int rings_ = 0;
+  };
+
   static constexpr int kMake = -1, kSave = -2;
   struct Actor;
 
@@ -132,6 +157,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       over = mutex_.AwaitFor(options_.close_within,
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return alive_ == 0; });
       stopping_ = true;
+      while (idle_ > 0) WakeOne();
+      timers_changed_.Ring();
     }
     for (std::thread& thread : threads_) {
       if (over) {
@@ -247,6 +274,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     MutexLock lock(&mutex_);
     if (closing_) return false;
     tasks_.push_back(std::move(task));
+    WakeOne();
     return true;
   }
 
@@ -362,7 +390,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     work->deadline = clock_.Now() + timeout;
     const bool first = timers_.empty() || work->deadline < timers_.begin()->first;
     work->timer = timers_.emplace(work->deadline, work.get());
-    if (first) ++timer_changes_;
+    if (first && std::exchange(expirer_waits_, false)) timers_changed_.Ring();
     actor->mailbox_bytes += work->arguments.size();
     ++waiting_;
     Work& queued = *work;
@@ -391,6 +419,12 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     if (actor->mailbox.empty() && !actor->broken && !actor->ended) return;
     actor->scheduled = true;
     ready_.push_back(actor);
+    WakeOne();
+  }
+  void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (idle_ == 0) return;
+    --idle_;
+    work_.Ring();
   }
 
   void EndLocked(std::shared_ptr<Actor> actor, absl::string_view reason, AllHeard& heard)
@@ -419,21 +453,22 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       absl::AnyInvocable<void()> task;
       {
         MutexLock lock(&mutex_);
-        const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-          return stopping_ || !ready_.empty() || !tasks_.empty();
-        };
-        if (!mutex_.AwaitFor(kIdleLook, ready)) continue;
         if (!tasks_.empty()) {
           task = std::move(tasks_.front());
           tasks_.pop_front();
         } else if (ready_.empty()) {
-          return;
+          if (stopping_) return;
+          ++idle_;
         } else {
           actor = std::move(ready_.front());
           ready_.pop_front();
           actor->scheduled = false;
           actor->inside = true;
         }
+      }
+      if (actor == nullptr && !task) {
+        work_.WaitFor(absl::Hours(24 * 365));
+        continue;
       }
       inside_actor = true;
       if (task) {
@@ -571,19 +606,18 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void Expire() {
     AllHeard heard;
     for (;;) {
+      absl::Duration wait;
       {
         MutexLock lock(&mutex_);
         const Instant now = clock_.Now();
         while (!timers_.empty() && timers_.begin()->first <= now) ExpireOne(*timers_.begin()->second, heard);
         if (heard.empty()) {
           if (stopping_) return;
-          const absl::Duration wait = timers_.empty() ? kIdleLook : timers_.begin()->first - now;
-          const uint64_t seen = timer_changes_;
-          mutex_.AwaitFor(wait, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-            return stopping_ || timer_changes_ != seen;
-          });
+          wait = timers_.empty() ? kIdleLook : timers_.begin()->first - now;
+          expirer_waits_ = true;
         }
       }
+      if (wait > absl::ZeroDuration()) timers_changed_.WaitFor(wait);
       Tell(heard);
     }
   }
@@ -619,7 +653,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   std::deque<std::shared_ptr<Actor>> ready_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::AnyInvocable<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
-  uint64_t timer_changes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Bell work_, timers_changed_;
+  int idle_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that wait for work, or are about to
+  bool expirer_waits_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0, answered_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t alive_ ABSL_GUARDED_BY(mutex_) = 0, waiting_ ABSL_GUARDED_BY(mutex_) = 0,
                 begun_ ABSL_GUARDED_BY(mutex_) = 0;
