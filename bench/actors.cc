@@ -1,6 +1,6 @@
 // bench_actors: calls of an actor in its own process, beside what a program would write by hand: a thread
-// that takes functions from a queue and answers by a std::future. And calls of an actor in another process of a
-// job of two ranks on this machine, beside an echo over ZeroMQ's own sockets with CURVE.
+// that takes functions from a queue and answers by a std::future. And calls of an actor in another process of
+// a job of two ranks on this machine, beside an echo over ZeroMQ's own sockets with CURVE.
 //
 // All of a call is in it: arguments and results are packed and unpacked, mailboxes are bounded, each call has
 // a deadline. A sample is the time of a call, or of an actor that is made, called once and ended.
@@ -56,14 +56,15 @@ class Bench {
     const std::string folder = absl::StrCat(options_.folder, "/../bench/"), log = folder + "actors_calls.log";
     GT_ASSIGN_OR_RETURN(const auto actors, PeerProcess::Start({folder + "actors_calls", "actors"}, log));
     GT_ASSIGN_OR_RETURN(const auto queue, PeerProcess::Start({folder + "actors_calls", "queue"}, log));
-    for (const Row& row : kWithin) GT_RETURN_IF_ERROR(MeasureRow(row, *actors, "thread with a queue", *queue, row.kind));
+    for (const Row& row : kWithin)
+      GT_RETURN_IF_ERROR(MeasureRow(row, *actors, "thread with a queue", *queue, row.kind));
     GT_ASSIGN_OR_RETURN(const auto zmq, PeerProcess::Start({folder + "actors_zmq"}, log));
     GT_RETURN_IF_ERROR(cluster_.Start());
     const std::string pipes = cluster_.home().path() + "/calls";
     constexpr char kScript[] =
         R"(mkfifo "$1.in" "$1.out"; "$2" launch -n 2 -- "$3" job "$1.in" "$1.out" >&2 & cat "$1.out" & cat >"$1.in"; wait)";
-    GT_ASSIGN_OR_RETURN(auto job, PeerProcess::Start({"/bin/bash", "-c", kScript, "bash", pipes, cluster_.gtrain(),
-                                                      folder + "actors_calls"},
+    GT_ASSIGN_OR_RETURN(auto job, PeerProcess::Start({"/bin/bash", "-c", kScript, "bash", pipes,
+                                                      cluster_.gtrain(), folder + "actors_calls"},
                                                      log));
     for (const Row& row : kBetween)
       GT_RETURN_IF_ERROR(MeasureRow(row, *job, "ZeroMQ with CURVE, echo", *zmq, row.kind));
@@ -77,7 +78,8 @@ class Bench {
   }
 
  private:
-  absl::Status MeasureRow(const Row& row, PeerProcess& ours, const char* name, PeerProcess& peer, const char* kind) {
+  absl::Status MeasureRow(const Row& row, PeerProcess& ours, const char* name, PeerProcess& peer,
+                          const char* kind) {
     const Comparison comparison{row.name,
                                 "us",
                                 [&] { return Ask(ours, row, row.kind); },

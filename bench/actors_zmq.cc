@@ -1,6 +1,6 @@
-// A peer of bench_actors: an echo between two processes over ZeroMQ's own sockets with CURVE on TCP, one message a
-// call and one back, as a program would do by hand. Lines and answers as those of actors_calls: sync, windowed, wide,
-// large.
+// A peer of bench_actors: an echo between two processes over ZeroMQ's own sockets with CURVE on TCP, one
+// message a call and one back, as a program would do by hand. Lines and answers as those of actors_calls:
+// sync, windowed, wide, large.
 #include <sys/prctl.h>
 #include <unistd.h>
 #include <zmq.h>

@@ -240,6 +240,11 @@ void Cluster::Finish() {
                           [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(waiting->mutex) { return waiting->left == 0; });
 }
 
+bool Cluster::drives() const {
+  MutexLock lock(&mutex_);
+  return drives_;
+}
+
 int Cluster::processes() const {
   MutexLock lock(&mutex_);
   return static_cast<int>(members_.size());

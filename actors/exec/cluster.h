@@ -85,6 +85,7 @@ class Cluster {
   // The driver has ended well: the other processes are told to, and have a while to hear it.
   void Finish();
 
+  bool drives() const;  // AwaitTurn would say so
   int processes() const;
   const std::string& endpoint() const { return endpoint_; }  // where others reach it; of Join
   Host::Counts counts() const { return host_->counts(); }

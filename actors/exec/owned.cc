@@ -33,15 +33,12 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         if (spec.options.keep) spec.kept = id;
         owned.spec = spec;
         owned.on = *on;
+        owned.spawner = std::move(reply);
+        owned.deadline = clock_.Now() + timeout;
       }
     }
     if (!on.ok()) return reply(on.status(), {});
-    functions_.make(*on, spec, timeout,
-                    [core = shared_from_this(), id, reply = std::move(reply)](
-                        const absl::Status& status, absl::string_view result) mutable {
-                      const absl::StatusOr<std::string> made = core->Made(id, status, result);
-                      reply(made.status(), made.ok() ? *made : "");
-                    });
+    Start(id, *on, spec, timeout, /*counted=*/false);
   }
 
   void End(uint64_t id, const std::string& reason) {
@@ -162,17 +159,50 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
                         " restarts");
   }
 
-  // The reference; or the error of who hears it.
-  absl::StatusOr<std::string> Made(uint64_t id, absl::Status status, absl::string_view result) {
+  void Start(uint64_t id, const CallerId& on, const Spec& spec, absl::Duration timeout, bool counted) {
+    functions_.make(
+        on, spec, timeout,
+        [core = shared_from_this(), id, counted](const absl::Status& status, absl::string_view result) {
+          core->OnMade(id, counted, status, result);
+        });
+  }
+
+  // `counted`: among those that are made at once.
+  void OnMade(uint64_t id, bool counted, const absl::Status& status, absl::string_view result) {
+    bool again = false;
+    {
+      MutexLock lock(&mutex_);
+      if (counted) --making_;
+      // The process that was to have it is lost: so is the actor, whatever had become of it.
+      const auto it = owned_.find(id);
+      if (absl::IsUnavailable(status) && it != owned_.end() && !closed_) {
+        again = CountLoss(it->second).empty() && (!it->second.spawner || clock_.Now() < it->second.deadline);
+        if (again) {
+          Leave(it->second.on);
+          to_make_.push_back(id);
+        }
+      }
+    }
+    if (!again) Settle(id, status, result);
+    MakeSome();
+  }
+
+  // It is there, or there is none.
+  void Settle(uint64_t id, absl::Status status, absl::string_view result) {
     absl::StatusOr<ActorAddress> at = ActorAddress::Parse(result);
     if (status.ok()) status = at.status();
     std::vector<Reply> asked;
-    bool over = false, kept = false;
+    Reply spawner;
+    ActorRef ref;
+    bool over = false;
     {
       MutexLock lock(&mutex_);
       const auto it = owned_.find(id);
       over = it == owned_.end();
-      kept = !over && it->second.spec.kept != 0;
+      if (!over) {
+        spawner = std::exchange(it->second.spawner, nullptr);
+        ref.kept = it->second.spec.kept != 0 ? 1 : 0;
+      }
       if (!over && status.ok()) {
         it->second.at = *at;
         it->second.made = true;
@@ -184,14 +214,13 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     }
     if (over && status.ok()) functions_.end(*at, "its owner let it go as it was made");
     for (Reply& one : asked) one(status, status.ok() ? result : "");
-    if (!status.ok()) return status;
-    ActorRef ref;
+    if (!spawner) return;
+    if (!status.ok()) return spawner(status, "");
     ref.owner_high = self_.high;
     ref.owner_low = self_.low;
     ref.id = id;
-    ref.kept = kept ? 1 : 0;
     ref.at = *at;
-    return ref.Pack();
+    spawner(status, ref.Pack());
   }
 
   // Those whose process was lost, a few at a time.
@@ -201,6 +230,8 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       Spec spec;
       absl::StatusOr<CallerId> on;
       std::vector<Reply> asked;
+      Reply spawner;
+      absl::Duration timeout = kMakeWithin;
       {
         MutexLock lock(&mutex_);
         if (closed_ || to_make_.empty() || making_ >= kMakingAtOnce) return;
@@ -214,34 +245,17 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
           ++making_;
           it->second.on = *on;
           spec = it->second.spec;
+          if (it->second.spawner) timeout = it->second.deadline - clock_.Now();
         } else {
+          spawner = std::exchange(it->second.spawner, nullptr);
           asked = Forget(it, std::string(on.status().message()));
         }
       }
       for (Reply& one : asked) one(Ended(on.status().message()), {});
+      if (spawner) spawner(on.status(), {});
       if (!on.ok()) continue;
-      functions_.make(*on, spec, kMakeWithin,
-                      [core = shared_from_this(), id](const absl::Status& status, absl::string_view result) {
-                        core->MadeAnew(id, status, result);
-                      });
+      Start(id, *on, spec, timeout, /*counted=*/true);
     }
-  }
-
-  void MadeAnew(uint64_t id, const absl::Status& status, absl::string_view result) {
-    bool again = false;
-    {
-      MutexLock lock(&mutex_);
-      --making_;
-      // The process that was to have it is lost, too: that is a loss as the one before.
-      const auto it = owned_.find(id);
-      if (absl::IsUnavailable(status) && it != owned_.end() && !closed_) {
-        Leave(it->second.on);
-        again = CountLoss(it->second).empty();
-        if (again) to_make_.push_back(id);
-      }
-    }
-    if (!again) (void)Made(id, status, result);
-    MakeSome();
   }
 
   const CallerId self_;

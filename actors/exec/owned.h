@@ -56,7 +56,7 @@ class OwnedActors {
   };
   OwnedActors(const CallerId& self, Functions functions, const Clock& clock);
 
-  // The reply is a reference.
+  // The reply is a reference. One whose process is lost as it is made is a lost one, too.
   void Spawn(Spec spec, absl::Duration timeout, Reply reply);
   // It is no more from now on, wherever it is.
   void End(uint64_t id, const std::string& reason);
@@ -80,6 +80,8 @@ class OwnedActors {
     bool made = false;
     std::vector<Instant> losses;  // within kRestartWindow
     std::vector<Reply> asked;
+    Reply spawner;  // who has not heard of it yet, until `deadline`
+    Instant deadline;
   };
   class Core;
   const std::shared_ptr<Core> core_;  // replies may come when this is gone

@@ -99,6 +99,34 @@ TEST_F(OwnedTest, OneThatIsLostAsItIsMadeIsLostOnceMore) {
   EXPECT_THAT(heard_, ElementsAre("the actor is no more: that process is lost, too"));
 }
 
+TEST_F(OwnedTest, ASpawnWhoseProcessIsLostGoesElsewhere) {
+  OwnedActors::Spec spec;
+  spec.options.restarts = 1;
+  owned_->Spawn(spec, absl::Seconds(10), [this](const absl::Status& status, absl::string_view result) {
+    heard_.push_back(status.ok() ? std::to_string(ActorRef::Parse(result)->at.number)
+                                 : std::string(status.message()));
+  });
+  places_ = {kTwo};
+  making_[0].second(absl::UnavailableError("lost"), "");
+  making_.erase(making_.begin());
+  EXPECT_THAT(heard_, ElementsAre());
+  EXPECT_EQ(making_[0].first, kTwo);
+  Make(8);
+  EXPECT_THAT(heard_, ElementsAre("8"));
+  // Once too often, and too late.
+  for (int i = 0; i < 2; ++i) {
+    spec.options.restarts = i == 0 ? 0 : 5;
+    owned_->Spawn(spec, absl::Seconds(10), [this](const absl::Status& status, absl::string_view) {
+      heard_.push_back(std::string(status.message()));
+    });
+    clock_.Advance(absl::Seconds(11));
+    making_[0].second(absl::UnavailableError("lost"), "");
+    making_.erase(making_.begin());
+  }
+  EXPECT_THAT(heard_, ElementsAre("8", "lost", "lost"));
+  EXPECT_TRUE(making_.empty());
+}
+
 // A process that was given up, and lives, has nothing more to say (N2).
 TEST_F(OwnedTest, OnlyTheProcessThatHasItSaysWhatIsKept) {
   const uint64_t id = Spawn(7, /*keep=*/true);

@@ -143,7 +143,8 @@ class Peers::Loop {
     std::unique_ptr<port::ClientTransport> client;
     std::string unsent;  // a message that the connection did not take
     bool connected = false;
-    bool named = false;  // it was among the processes
+    bool named = false;      // it was among the processes
+    bool confirmed = false;  // the owner of an actor has said that it is there
     std::optional<Instant> timer;
   };
 
@@ -229,6 +230,7 @@ class Peers::Loop {
       }
     }
     for (const auto& [ref, at] : content.located) {
+      if (at.ok()) PeerOf({at->host_high, at->host_low}).confirmed = true;
       Relocations::Waited waited = relocations_.Located(ref, at, heard_);
       if (waited.moved) Move(*std::move(waited.moved), *at);
       for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
@@ -281,13 +283,17 @@ class Peers::Loop {
     if (process == options_.self && call.ref->kept == 0) {
       host_->Call(*at, static_cast<int>(call.method), std::move(call.arguments), call.deadline - clock_.Now(),
                   std::move(call.reply));
-    } else if (Peer& peer = PeerOf(process); !peer.calls.gone()) {
+      return;
+    }
+    Peer& peer = PeerOf(process);
+    if (!peer.calls.gone() && (peer.named || peer.confirmed)) {
       peer.calls.Add(std::move(call), heard_);
       touched_.insert(&peer);
-    } else {
-      const ActorRef ref = *call.ref;
-      if (relocations_.Lost(std::move(call), *at)) Locate(ref, *at);
+      return;
     }
+    // It is gone; or was before this process came up, or has come up behind it: the owner knows.
+    const ActorRef ref = *call.ref;
+    if (relocations_.Lost(std::move(call), *at)) Locate(ref, peer.calls.gone() ? *at : ActorAddress());
   }
 
   void Move(OutgoingCalls::Moved moved, const ActorAddress& at) {

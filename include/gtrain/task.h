@@ -203,6 +203,22 @@ struct Tried {
   Inner inner;
 };
 
+// A status or a result that is there already: an error ends the coroutine with it.
+template <typename T>
+class ResultAwaiter {
+ public:
+  ResultAwaiter(Result<T> result, PromiseBase* promise) : result_(std::move(result)), promise_(promise) {}
+  bool await_ready() const { return result_.ok(); }
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<> /*handle*/) {
+    return promise_->Fail(result_.status());
+  }
+  T await_resume() { return *std::move(result_); }
+
+ private:
+  Result<T> result_;
+  PromiseBase* promise_;
+};
+
 struct TaskPromiseBase : PromiseBase {
   std::suspend_always initial_suspend() const noexcept { return {}; }
   FinalAwaiter final_suspend() const noexcept { return {}; }
@@ -215,6 +231,13 @@ struct TaskPromiseBase : PromiseBase {
   template <typename T>
   FutureAwaiter<T, true> await_transform(Tried<Future<T>>&& tried) {
     return {std::move(tried.inner).outcome(), this};
+  }
+  template <typename T>
+  ResultAwaiter<T> await_transform(Result<T> result) {
+    return {std::move(result), this};
+  }
+  ResultAwaiter<Nothing> await_transform(const Status& status) {
+    return {status.ok() ? Result<Nothing>(Nothing{}) : Result<Nothing>(status), this};
   }
   template <typename T>
   TaskAwaiter<T, false> await_transform(Task<T>&& task) {

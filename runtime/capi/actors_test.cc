@@ -234,6 +234,21 @@ gtrain::Task<> Groups(gtrain::Cluster& cluster) {
   CHECK(false);
 }
 
+gtrain::Result<int> Halved(int number) {
+  if (number % 2 != 0) return gtrain::Status(gtrain::StatusCode::kOutOfRange, "it is odd");
+  return number / 2;
+}
+gtrain::Task<int> HalvedTwice(int number) {
+  co_await gtrain::Status();
+  const int half = co_await Halved(number);
+  co_return co_await Halved(half);
+}
+gtrain::Task<> AwaitsWhatIsThere(gtrain::Cluster& /*cluster*/) {
+  CHECK(co_await HalvedTwice(8) == 2);
+  const auto odd = co_await gtrain::Try(HalvedTwice(6));
+  CHECK(odd.status().code() == gtrain::StatusCode::kOutOfRange);
+}
+
 gtrain::Task<> EndsWithAnError(gtrain::Cluster& cluster) {
   auto counter = co_await cluster.Spawn<Counter>(3);
   co_await counter.Call<&Counter::Half>();
@@ -308,6 +323,7 @@ int main(int argc, char** argv) {
   Run(Calls);
   Run(Values);
   Run(Coroutines);
+  Run(AwaitsWhatIsThere);
   FromOutside();
   FailsAsItShould(EndsWithAnError);
   FailsAsItShould(ThrowsItself);

@@ -13,6 +13,7 @@ from harness import SOURCE, wait_until
 
 CHAR_LM = os.path.join(harness.BUILD, 'examples', 'char_lm')
 SOFTMAX = os.path.join(harness.BUILD, 'examples', 'fashion_softmax')
+SERVER = os.path.join(harness.BUILD, 'examples', 'parameter_server')
 FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
 LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
 DATA = '/usr/share/datasets/fashion-mnist'
@@ -92,6 +93,30 @@ resources: {{cpus: 1, oversubscribe: true}}
         self.assertTrue(all(said), said)
         self.assertAlmostEqual(float(said[0].group(1)), float(said[1].group(1)), delta=0.003)
         print(f'\n{lost} kills; accuracy {said[0].group(1)} undisturbed, {said[1].group(1)} with them', flush=True)
+
+    @unittest.skipUnless(os.path.exists(SERVER) and os.path.exists(DATA), 'needs zlib and dataset-fashion-mnist')
+    def test_a_parameter_server_outlives_its_processes(self):
+        """P4: any rank but the driver's is killed; the weights have every push that was answered, and workers are made anew."""
+        batches = 4000
+        self.gtrain('launch', '-d', self.job_file('server', f'''
+name: server
+run: {SERVER} {batches}
+ranks: 4
+elastic: {{mode: in-place}}
+restart: {{budget: 10000}}
+resources: {{cpus: 1, oversubscribe: true}}
+'''))
+        for kill in range(3):
+            ranks = wait_until('four ranks', lambda: (lambda found: found if len(found) == 4 else None)(self.ranks_of('parameter_server')), TRAINING)
+            heard = self.step('server')
+            wait_until('more answers', lambda: self.step('server') > heard)
+            os.kill(ranks[1 + kill], signal.SIGKILL)
+        self.wait_for_state('server', 'SUCCEEDED', seconds=TRAINING)
+        text = ''.join(self.gtrain('logs', 'server', '--generation', str(generation)).stdout for generation in range(1, 5))
+        pushes, accuracy = re.search(r'pushes (\d+)', text), re.search(r'test accuracy ([0-9.]+)', text)
+        self.assertTrue(pushes and accuracy, text)
+        self.assertGreaterEqual(int(pushes.group(1)), batches)
+        self.assertGreater(float(accuracy.group(1)), 0.80)
 
     @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
     def test_fashion_mnist_resumes_after_a_killed_rank_and_learns(self):
