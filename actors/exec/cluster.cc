@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "actors/plan/frames.h"
-#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 
@@ -30,6 +29,7 @@ CallerId ProcessOf(const ActorAddress& address) { return {address.host_high, add
 struct Cluster::Ends {
   Mutex mutex;
   std::function<void(uint64_t)> on_end ABSL_GUARDED_BY(mutex), on_undone ABSL_GUARDED_BY(mutex);
+  std::function<void(uint64_t, const absl::Status&, const std::string&)> on_saved ABSL_GUARDED_BY(mutex);
 };
 
 Cluster::Cluster(const HostOptions& options, const Clock& clock)
@@ -38,6 +38,11 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
   host.on_end = [ends = ends_](uint64_t actor) {
     MutexLock lock(&ends->mutex);
     if (ends->on_end) ends->on_end(actor);
+  };
+  host.on_saved = [ends = ends_](uint64_t actor, const absl::Status& status, const std::string& state) {
+    MutexLock lock(&ends->mutex);
+    if (ends->on_saved) ends->on_saved(actor, status, state);
+    return ends->on_saved != nullptr;
   };
   host.on_undone = [ends = ends_](uint64_t actor) {
     MutexLock lock(&ends->mutex);
@@ -53,7 +58,7 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
                           Reply reply) { Make(at, spec, timeout, std::move(reply)); };
   functions.end = [this](const ActorAddress& at, const std::string& reason) { EndAt(at, reason); };
   owned_ = std::make_unique<OwnedActors>(self_, std::move(functions), clock);
-  members_ = {{self_, ""}};
+  members_.push_back({self_, "", {}, false});
   drives_ = true;
 }
 
@@ -89,10 +94,11 @@ absl::Status Cluster::Join(ClusterNetwork network) {
   {
     MutexLock lock(&ends_->mutex);
     ends_->on_end = [this, tell = peers_->OnEnd()](uint64_t actor) {
-      OnEnd(actor);
+      OnEnd(actor, /*tell=*/true);
       tell(actor);
     };
     ends_->on_undone = peers_->OnUndone();
+    ends_->on_saved = peers_->OnSaved();
   }
   MutexLock lock(&mutex_);
   drives_ = false;
@@ -113,9 +119,10 @@ Cluster::~Cluster() {
   {
     MutexLock lock(&ends_->mutex);
     ends_->on_end = ends_->on_undone = nullptr;
+    ends_->on_saved = nullptr;
   }
   if (gathering_.joinable()) gathering_.join();
-  peers_.reset();
+  if (peers_ != nullptr) peers_->Stop();  // its replies still come here
 }
 
 // ---- who is there
@@ -132,10 +139,10 @@ void Cluster::Gather() {
       do {
         ReportProgress();
         status = network_->gathering->AwaitNext(kLook);
-        const bool left = DriverLeft();
+        const absl::Status left = LookWhoLeft();
         MutexLock lock(&mutex_);
         if (closing_) return;
-        over_ |= left;
+        if (!left.ok()) status = left;
       } while (absl::IsDeadlineExceeded(status));
     }
     if (status.ok()) continue;
@@ -184,7 +191,8 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   {
     MutexLock lock(&mutex_);
     members_.clear();
-    for (const Introduction& one : all) members_.push_back({one.process, one.node});
+    for (size_t rank = 0; rank < all.size(); ++rank)
+      members_.push_back({all[rank].process, all[rank].node, processes[rank], false});
     rank_ = network_->gathering->rank();
     driver_ = DriverOf(all);
     drives_ |= all[driver_].process == self_;
@@ -193,11 +201,30 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   return absl::OkStatus();
 }
 
-bool Cluster::DriverLeft() const {
+// A process that has ended well before its driver is lost as any other.
+absl::Status Cluster::LookWhoLeft() {
   const std::vector<int> left = network_->gathering->left();
-  MutexLock lock(&mutex_);
-  // Before this process knows who drives: none ends well before the driver has.
-  return gathered_ ? std::ranges::find(left, static_cast<int>(driver_)) != left.end() : !left.empty();
+  if (left.empty()) return absl::OkStatus();
+  std::vector<PeerProcess> processes;
+  bool changed = false;
+  {
+    MutexLock lock(&mutex_);
+    if (!gathered_ && network_->gathering->late()) over_ = true;  // none ends well before the driver has
+    if (!gathered_ && !over_) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", left[0], " has ended and runs no actors: all ranks of a job of actors call gtrain::Main"));
+    }
+    for (const int rank : left) {
+      if (rank < 0 || static_cast<size_t>(rank) >= members_.size()) continue;
+      over_ |= static_cast<size_t>(rank) == driver_;
+      changed |= !std::exchange(members_[static_cast<size_t>(rank)].left, true);
+    }
+    for (const Member& member : members_) {
+      if (!member.left) processes.push_back(member.reach);
+    }
+  }
+  if (changed) peers_->SetProcesses(std::move(processes));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> Cluster::AwaitTurn() {
@@ -257,12 +284,13 @@ absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
   MutexLock lock(&mutex_);
   std::vector<Place> places;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].left) continue;
     const auto mine = actors.find(members_[rank].process);
     places.push_back({static_cast<int>(rank), members_[rank].node, mine == actors.end() ? 0 : mine->second});
   }
   const std::optional<size_t> at =
       placement.rank ? PlaceOfRank(places, *placement.rank) : PickPlace(places, placement.spread, rank_);
-  if (at) return members_[*at].process;
+  if (at) return members_[static_cast<size_t>(places[*at].rank)].process;
   return absl::NotFoundError(placement.rank
                                  ? absl::StrCat("there is no rank ", *placement.rank,
                                                 " to spawn on: the job has ", places.size(), " now")
@@ -273,6 +301,12 @@ void Cluster::Spawn(absl::string_view type, const SpawnOptions& options, const P
                     std::string arguments, absl::Duration timeout, Reply reply) {
   if (options.keep) {
     if (const absl::Status may = host_->MayKeep(type); !may.ok()) return reply(may, {});
+    if (arguments.size() > kKeptArgumentsMax) {
+      return reply(
+          absl::InvalidArgumentError(absl::StrCat("the arguments of a kept actor have ", arguments.size(),
+                                                  " bytes, and ", kKeptArgumentsMax, " are the most")),
+          {});
+    }
   }
   OwnedActors::Spec spec;
   spec.type = std::string(type);
@@ -289,7 +323,8 @@ void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Dura
   request.type = spec.type;
   request.signature = *signature;
   request.restarts = spec.options.restarts;
-  request.kept = spec.kept;
+  request.id = spec.id;
+  request.kept = spec.options.keep ? 1 : 0;
   request.record = spec.record;
   request.arguments = spec.arguments;
   if (at == self_) return MakeHere(self_, request, timeout, std::move(reply));
@@ -314,13 +349,12 @@ void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl:
     options.state = std::exchange(record.state, "");
   }
   host_->Spawn(request.type, options, std::string(request.arguments), timeout,
-               [this, owner, id = request.kept, record = std::move(record), reply = std::move(reply)](
-                   const absl::Status& status, absl::string_view result) mutable {
+               [this, owner, id = request.id, kept = request.kept != 0, record = std::move(record),
+                reply = std::move(reply)](const absl::Status& status, absl::string_view result) mutable {
                  const auto address = ActorAddress::Parse(result);
                  if (status.ok() && address.ok()) {
-                   if (id != 0 && peers_ != nullptr)
-                     peers_->Keep(address->number, owner, id, std::move(record));
-                   OwnedBy(owner, *address);
+                   if (kept && peers_ != nullptr) peers_->Keep(address->number, owner, id, std::move(record));
+                   OwnedBy(owner, id, *address);
                  }
                  reply(status, result);
                });
@@ -404,6 +438,7 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
       if (!request.ok()) return reply(request.status(), {});
       ActorAddress address = host_->address();
       for (const uint64_t number : request->actors) {
+        OnEnd(number, /*tell=*/false);  // its owner knows
         address.number = number;
         host_->End(address, request->reason);
       }
@@ -421,6 +456,9 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
       std::memcpy(&id, arguments.data(), sizeof(id));
       return reply(owned_->Keep(id, caller, absl::string_view(arguments).substr(sizeof(id))), {});
     }
+    case Control::kEnded:
+      OnEndedBy(caller, arguments);
+      return reply(absl::OkStatus(), {});
     case Control::kFinish: {
       {
         MutexLock lock(&mutex_);
@@ -430,6 +468,13 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
     }
   }
   reply(absl::UnimplementedError(absl::StrCat("a process has no method ", method)), {});
+}
+
+void Cluster::OnEndedBy(const CallerId& caller, absl::string_view arguments) {
+  uint64_t id = 0;
+  if (arguments.size() < sizeof(id)) return;
+  std::memcpy(&id, arguments.data(), sizeof(id));
+  owned_->EndedBy(id, caller, std::string(arguments.substr(sizeof(id))));
 }
 
 void Cluster::OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply) {
@@ -447,7 +492,7 @@ void Cluster::OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Dur
 }
 
 // So that it ends with the process of its owner.
-void Cluster::OwnedBy(const CallerId& owner, const ActorAddress& address) {
+void Cluster::OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& address) {
   if (owner == self_) return;
   bool gone = false;
   {
@@ -455,7 +500,7 @@ void Cluster::OwnedBy(const CallerId& owner, const ActorAddress& address) {
     gone = gone_.contains(owner);
     if (!gone) {
       owners_[owner].insert(address.number);
-      owner_of_[address.number] = owner;
+      owner_of_[address.number] = {owner, id};
     }
   }
   if (gone) host_->End(address, "the process of its owner has ended");
@@ -481,15 +526,25 @@ void Cluster::OnGone(const CallerId& process) {
   owned_->ProcessLost(process);
 }
 
-void Cluster::OnEnd(uint64_t actor) {
-  MutexLock lock(&mutex_);
-  const auto it = owner_of_.find(actor);
-  if (it == owner_of_.end()) return;
-  if (const auto owner = owners_.find(it->second); owner != owners_.end()) {
-    owner->second.erase(actor);
-    if (owner->second.empty()) owners_.erase(owner);
+void Cluster::OnEnd(uint64_t actor, bool tell) {
+  OwnedElsewhere of;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = owner_of_.find(actor);
+    if (it == owner_of_.end()) return;
+    of = it->second;
+    if (const auto owner = owners_.find(of.owner); owner != owners_.end()) {
+      owner->second.erase(actor);
+      if (owner->second.empty()) owners_.erase(owner);
+    }
+    owner_of_.erase(it);
+    tell = tell && !closing_;
   }
-  owner_of_.erase(it);
+  if (!tell) return;
+  std::string arguments(sizeof(of.id), '\0');
+  std::memcpy(arguments.data(), &of.id, sizeof(of.id));
+  peers_->Ask(of.owner, static_cast<uint32_t>(Control::kEnded), arguments + host_->WhyEnded(actor),
+              kEndWithin, [](const absl::Status&, absl::string_view) {});
 }
 
 }  // namespace gtrain::actors

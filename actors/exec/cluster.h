@@ -41,6 +41,8 @@ class Gathering {
   virtual int rank() const = 0;  // of this process, in the generation
   // Ranks whose processes have ended well.
   virtual std::vector<int> left() const = 0;
+  // This process came up in the place of another one.
+  virtual bool late() const = 0;
   // Waits so long for the end of the generation, and then for the beginning of the next. DeadlineExceeded: it
   // goes on. Unavailable: no other one comes for this process.
   virtual absl::Status AwaitNext(absl::Duration timeout) = 0;
@@ -94,6 +96,8 @@ class Cluster {
   struct Member {
     CallerId process;
     std::string node;
+    PeerProcess reach;
+    bool left = false;  // with exit code 0
   };
 
   struct Ends;  // hears of actors that have ended, while the cluster lives
@@ -102,19 +106,20 @@ class Cluster {
   void ReportProgress();
   absl::Status GatherOnce();
   absl::Status SetMembers(const std::vector<std::string>& table);
-  bool DriverLeft() const;
+  absl::Status LookWhoLeft();
   absl::StatusOr<CallerId> Pick(const Placement& placement, const std::map<CallerId, size_t>& actors) const;
   void Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply);
   void MakeHere(const CallerId& owner, const SpawnRequest& request, absl::Duration timeout, Reply reply);
-  void OwnedBy(const CallerId& owner, const ActorAddress& address);
+  void OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& address);
   void EndAt(const ActorAddress& at, const std::string& reason);
   void SendEndings(const CallerId& process);
   void Locate(const ActorRef& ref, const ActorAddress& not_at, Reply reply);
   void OnControl(const CallerId& caller, uint32_t method, const std::string& arguments,
                  absl::Duration timeout, Reply reply);
+  void OnEndedBy(const CallerId& caller, absl::string_view arguments);
   void OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply);
   void OnGone(const CallerId& process);
-  void OnEnd(uint64_t actor);
+  void OnEnd(uint64_t actor, bool tell);
 
   const Clock& clock_;
   std::unique_ptr<Host> host_;
@@ -138,7 +143,11 @@ class Cluster {
   };
   std::map<CallerId, Endings> endings_ ABSL_GUARDED_BY(mutex_);            // of actors of other processes
   std::map<CallerId, std::set<uint64_t>> owners_ ABSL_GUARDED_BY(mutex_);  // others, and what they own here
-  std::map<uint64_t, CallerId> owner_of_ ABSL_GUARDED_BY(mutex_);          // the same by actor
+  struct OwnedElsewhere {
+    CallerId owner;
+    uint64_t id = 0;
+  };
+  std::map<uint64_t, OwnedElsewhere> owner_of_ ABSL_GUARDED_BY(mutex_);  // the same by actor
   std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);
   bool drives_ ABSL_GUARDED_BY(mutex_) = false;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;

@@ -28,6 +28,8 @@ constexpr size_t kReasonsKept = 1024;  // why actors ended
 constexpr absl::Duration kIdleLook = absl::Seconds(60);
 
 thread_local bool inside_actor = false;
+// What this thread, one of a host, is to do when the actor that it runs has its turn behind it.
+thread_local std::vector<absl::AnyInvocable<void()>>* deferred = nullptr;
 
 // Replies that are made when the lock is released.
 struct Heard {
@@ -96,7 +98,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     int rings_ = 0;
   };
 
-  static constexpr int kMake = -1, kSave = -2;
+  static constexpr int kMake = -1;
   struct Actor;
 
   // What an actor is to do: to be made first, then calls.
@@ -117,7 +119,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     SpawnOptions options;
     std::string arguments;  // of which it is made anew
     void* self = nullptr;
-    std::string saved;  // the newest state that was asked for, or that it was made with
+    std::string saved;     // the newest that was saved, or that it was made with
+    bool changed = false;  // since then
+    bool saves = true;     // what was saved before is kept, and the next may be
     std::list<std::unique_ptr<Work>> mailbox;
     size_t mailbox_bytes = 0;
     std::vector<Instant> crashes;  // within kRestartWindow
@@ -233,31 +237,18 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     return true;
   }
 
-  void Save(uint64_t number, absl::Duration timeout, Reply reply) {
-    absl::Status status;
-    {
-      MutexLock lock(&mutex_);
-      ActorAddress address = self_;
-      address.number = number;
-      const std::shared_ptr<Actor> actor = Find(address);
-      if (actor != nullptr) {
-        auto work = std::make_unique<Work>();
-        work->method = kSave;
-        work->reply = std::move(reply);
-        Queue(actor, std::move(work), timeout, /*at_front=*/true);
-        return;
-      }
-      status = NotFound(address);
-    }
-    reply(status, {});
+  void Save(uint64_t number) {
+    MutexLock lock(&mutex_);
+    const auto it = actors_.find(number);
+    if (it == actors_.end()) return;
+    it->second->saves = true;
+    Schedule(it->second);
   }
 
   bool Constant(uint64_t number, int method) const {
     MutexLock lock(&mutex_);
     const auto it = actors_.find(number);
-    if (it == actors_.end() || method < 0) return false;
-    const std::vector<bool>& constant = it->second->type->constant;
-    return static_cast<size_t>(method) < constant.size() && constant[static_cast<size_t>(method)];
+    return it != actors_.end() && IsConstant(*it->second->type, method);
   }
 
   absl::Status MayKeep(absl::string_view type) const {
@@ -271,11 +262,21 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   }
 
   bool Post(absl::AnyInvocable<void()>& task) {
+    if (deferred != nullptr) {
+      deferred->push_back(std::move(task));
+      return true;
+    }
     MutexLock lock(&mutex_);
     if (closing_) return false;
     tasks_.push_back(std::move(task));
     WakeOne();
     return true;
+  }
+
+  std::string WhyEnded(uint64_t number) const {
+    MutexLock lock(&mutex_);
+    const auto why = reasons_.find(number);
+    return why == reasons_.end() ? "" : why->second;
   }
 
   bool Lives(uint64_t number) const {
@@ -294,6 +295,15 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Answer(Work* work, const absl::Status& status, absl::string_view result, bool crashed) {
     std::unique_ptr<Work> owned(work);
+    // What is kept of an actor has the answers of the calls that are in its state: they come before it.
+    if (work->actor->options.keep) {
+      Reply reply;
+      {
+        MutexLock lock(&mutex_);
+        reply = std::exchange(work->reply, nullptr);
+      }
+      if (reply) reply(status, result);
+    }
     {
       MutexLock lock(&mutex_);
       Disarm(*work);
@@ -302,6 +312,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       --begun_;
       ++answered_;
       if (crashed) actor.broken = true;
+      actor.changed |= !IsConstant(*actor.type, work->method);
       Schedule(work->actor);
     }
     // What ran too long was answered by the clock.
@@ -333,6 +344,14 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     const std::shared_ptr<Core> core_;
     Work* const work_;  // nobody else deletes it
   };
+
+  static bool IsConstant(const ActorClass& type, int method) {
+    return method >= 0 && static_cast<size_t>(method) < type.constant.size() &&
+           type.constant[static_cast<size_t>(method)];
+  }
+  static bool SavesNow(const Actor& actor) {
+    return actor.options.keep && actor.saves && actor.changed && actor.self != nullptr;
+  }
 
   static absl::Status NoClass(absl::string_view type) {
     return absl::NotFoundError(absl::StrCat("no class ", type, " is registered here: is gtrain::Actor<", type,
@@ -384,8 +403,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         ": await answers before making other calls"));
   }
 
-  void Queue(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work, absl::Duration timeout,
-             bool at_front = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Queue(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work, absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     work->actor = actor;
     work->deadline = clock_.Now() + timeout;
     const bool first = timers_.empty() || work->deadline < timers_.begin()->first;
@@ -394,8 +413,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     actor->mailbox_bytes += work->arguments.size();
     ++waiting_;
     Work& queued = *work;
-    queued.place =
-        actor->mailbox.insert(at_front ? actor->mailbox.begin() : actor->mailbox.end(), std::move(work));
+    queued.place = actor->mailbox.insert(actor->mailbox.end(), std::move(work));
     Schedule(actor);
   }
 
@@ -416,7 +434,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Schedule(const std::shared_ptr<Actor>& actor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (actor->scheduled || actor->inside || actor->busy) return;
-    if (actor->mailbox.empty() && !actor->broken && !actor->ended) return;
+    if (actor->mailbox.empty() && !actor->broken && !actor->ended && !SavesNow(*actor)) return;
     actor->scheduled = true;
     ready_.push_back(actor);
     WakeOne();
@@ -451,6 +469,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     for (;;) {
       std::shared_ptr<Actor> actor;
       absl::AnyInvocable<void()> task;
+      std::vector<absl::AnyInvocable<void()>> later;
       {
         MutexLock lock(&mutex_);
         if (!tasks_.empty()) {
@@ -471,29 +490,40 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         continue;
       }
       inside_actor = true;
+      deferred = &later;
       if (task) {
         task();
-        inside_actor = false;
-        continue;
+      } else {
+        RunOne(actor);
+        MutexLock lock(&mutex_);
+        actor->inside = false;
+        Schedule(actor);
       }
-      RunOne(actor);
+      // One after the other: what they put behind themselves comes last.
+      while (!later.empty()) {
+        std::vector<absl::AnyInvocable<void()>> now = std::exchange(later, {});
+        for (absl::AnyInvocable<void()>& each : now) each();
+      }
       inside_actor = false;
-      MutexLock lock(&mutex_);
-      actor->inside = false;
-      Schedule(actor);
+      deferred = nullptr;
     }
   }
 
   void RunOne(const std::shared_ptr<Actor>& actor) {
     for (int i = 0; i < kCallsInARow; ++i) {
+      // Whoever goes on with an answer is not to wait for the calls behind it.
+      if (!deferred->empty()) return;
       std::unique_ptr<Work> work;
-      bool ended = false, broken = false;
+      bool ended = false, broken = false, saves = false;
       {
         MutexLock lock(&mutex_);
         if (actor->busy) return;  // it answers later
         ended = actor->ended;
         broken = std::exchange(actor->broken, false);
-        if (!ended && !broken) {
+        saves = !ended && !broken && SavesNow(*actor);
+        if (saves) {
+          actor->changed = actor->saves = false;
+        } else if (!ended && !broken) {
           if (actor->mailbox.empty()) return;
           work = Take(*actor, actor->mailbox.begin());
           work->begun = true;
@@ -504,10 +534,10 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       if (ended) return Destroy(*actor);
       if (broken) {
         MakeAnew(actor);
+      } else if (saves) {
+        SaveOne(*actor);
       } else if (work->method == kMake) {
         Make(actor, std::move(work));
-      } else if (work->method == kSave) {
-        SaveOne(*actor, std::move(work));
       } else {
         // The answer deletes the work, maybe before the function returns.
         const std::string arguments = std::move(work->arguments);
@@ -537,20 +567,17 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     return loaded;
   }
 
-  void SaveOne(Actor& actor, std::unique_ptr<Work> work) {
+  void SaveOne(Actor& actor) {
     absl::StatusOr<std::string> state = actor.type->save(actor.self);
-    Reply reply;
-    {
-      MutexLock lock(&mutex_);
-      Disarm(*work);
-      reply = std::move(work->reply);
-    }
-    if (!reply) return;  // its time is over, and nobody knows of it
     if (state.ok()) {
       actor.saved = *state;
       actor.options.state.emplace();  // there is one
     }
-    reply(state.status(), state.ok() ? *state : "");
+    if (options_.on_saved &&
+        options_.on_saved(actor.address.number, state.status(), state.ok() ? *state : ""))
+      return;
+    MutexLock lock(&mutex_);
+    actor.saves = true;
   }
 
   void Make(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work) {
@@ -588,7 +615,10 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       const absl::StatusOr<void*> made = Create(*actor, actor->options.state.has_value());
       if (made.ok()) {
         actor->self = *made;
-        if (actor->options.keep && options_.on_undone) options_.on_undone(actor->address.number);
+        if (!actor->options.keep) return;
+        if (options_.on_undone) options_.on_undone(actor->address.number);
+        MutexLock lock(&mutex_);
+        actor->changed = true;  // what became of those calls is not kept yet
         return;
       }
       reason = absl::StrCat("it could not be made anew after it threw: ", made.status().message());
@@ -625,8 +655,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void ExpireOne(Work& work, AllHeard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Disarm(work);
     const std::shared_ptr<Actor> actor = work.actor;
-    const char* const kind = work.method == kMake ? "the spawn" : work.method == kSave ? "a save" : "a call";
-    const std::string what = absl::StrCat(kind, " of ", actor->type->name);
+    const std::string what =
+        absl::StrCat(work.method == kMake ? "the spawn" : "a call", " of ", actor->type->name);
     if (work.begun) {
       heard.push_back({std::exchange(work.reply, nullptr),
                        absl::DeadlineExceededError(absl::StrCat(what, " has begun and is not done")), ""});
@@ -682,12 +712,11 @@ bool Host::CallIfRoom(const ActorAddress& address, int method, std::string& argu
                       Reply& reply) {
   return core_->CallIfRoom(address, method, arguments, timeout, reply);
 }
-void Host::Save(uint64_t number, absl::Duration timeout, Reply reply) {
-  core_->Save(number, timeout, std::move(reply));
-}
+void Host::Save(uint64_t number) { core_->Save(number); }
 bool Host::Constant(uint64_t number, int method) const { return core_->Constant(number, method); }
 absl::Status Host::MayKeep(absl::string_view type) const { return core_->MayKeep(type); }
 bool Host::Post(absl::AnyInvocable<void()>& task) { return core_->Post(task); }
+std::string Host::WhyEnded(uint64_t number) const { return core_->WhyEnded(number); }
 bool Host::Lives(uint64_t number) const { return core_->Lives(number); }
 absl::StatusOr<std::string> Host::SignatureOf(absl::string_view type) const {
   return core_->SignatureOf(type);

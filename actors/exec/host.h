@@ -32,6 +32,10 @@ struct HostOptions {
   absl::Duration close_within = absl::Seconds(30);  // for the calls that have begun
   // An actor is no more; called once for each, without locks, from any thread. May be null.
   std::function<void(uint64_t number)> on_end;
+  // The state of an actor that is kept, behind all calls that it has answered and before those that wait. The
+  // first behind its first change, another one behind Save. False: nobody takes it, and the next comes at
+  // once.
+  std::function<bool(uint64_t number, const absl::Status& status, const std::string& state)> on_saved;
   // An actor whose state is kept threw, and has the state of its newest Save again; before it begins another
   // call. Likewise.
   std::function<void(uint64_t number)> on_undone;
@@ -84,7 +88,7 @@ struct ActorClass {
 struct SpawnOptions {
   int restarts = 3;  // within kRestartWindow, after it threw; and as many after its process was lost
   bool keep =
-      false;  // its state outlives its process: Save is called, and it goes back to that when it throws
+      false;  // its state outlives its process, and it goes back to the newest that was saved when it throws
   std::optional<std::string> state;  // that it had elsewhere
 };
 inline constexpr absl::Duration kRestartWindow = absl::Hours(1);
@@ -116,8 +120,8 @@ class Host {
   bool CallIfRoom(const ActorAddress& address, int method, std::string& arguments, absl::Duration timeout,
                   Reply& reply);
   void End(const ActorAddress& address, absl::string_view reason);
-  // The reply is the state of an actor behind all calls that it has answered, before those that wait.
-  void Save(uint64_t number, absl::Duration timeout, Reply reply);
+  // The state of before is kept: when there has been a change since, another one is saved (on_saved).
+  void Save(uint64_t number);
   // The method changes nothing. False: there is no such actor.
   bool Constant(uint64_t number, int method) const;
   // kInvalidArgument: actors of this class cannot be kept.
@@ -126,6 +130,7 @@ class Host {
   // What goes on when a call has been answered belongs there, and not in whichever thread hears of it.
   bool Post(absl::AnyInvocable<void()>& task);
   bool Lives(uint64_t number) const;
+  std::string WhyEnded(uint64_t number) const;  // "" when that is long ago
   // Of the actors that it makes: `number` is theirs.
   ActorAddress address() const;
 

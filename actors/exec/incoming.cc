@@ -40,9 +40,14 @@ absl::Status IncomingCalls::OnMessage(const port::Route& route, absl::string_vie
       status = frame.status();
     } else if (const auto* hello = std::get_if<HelloFrame>(&*frame)) {
       OnHello(route, *hello);
-      caller = &routes_.at(route.id);
+      const auto greeted = routes_.find(route.id);
+      caller = greeted == routes_.end() ? nullptr : &greeted->second;
     } else if (const auto* call = std::get_if<CallFrame>(&*frame); call != nullptr && caller != nullptr) {
       OnCall(*caller, *call, again);
+    } else if (const auto* done = std::get_if<AcknowledgeFrame>(&*frame)) {
+      const auto ledger = ledgers_.find(done->actor);
+      if (caller != nullptr && ledger != ledgers_.end())
+        ledger->second.Acknowledge(*caller, done->acknowledged);
     } else if (call == nullptr) {
       status = absl::InvalidArgumentError("an answer to a process that has not called");
     }  // Whoever calls without a greeting was forgotten with its connection, and greets on the next.
@@ -56,6 +61,7 @@ absl::Status IncomingCalls::OnMessage(const port::Route& route, absl::string_vie
 }
 
 void IncomingCalls::OnHello(const port::Route& route, const HelloFrame& frame) {
+  if (dead_.contains(frame.from)) return;
   Caller& caller = callers_[frame.from];
   if (caller.route.id != route.id) {
     routes_.erase(caller.route.id);
@@ -123,16 +129,14 @@ void IncomingCalls::Done(const CallerId& caller, uint64_t actor, uint64_t number
                          const absl::Status& status, absl::string_view result) {
   std::string answer = AnswerOf(status, result);
   const auto kept = kept_.find(actor);
-  const bool holds =
-      kept != kept_.end() && kept->second.keeps && (changes || kept->second.changed || kept->second.saving);
+  const bool holds = kept != kept_.end() && (changes || kept->second.changed || kept->second.saving);
   if (!holds) SendAnswer(caller, actor, number, answer);
   if (const auto it = ledgers_.find(actor); it != ledgers_.end())
-    it->second.Answer(caller, number, std::move(answer));
+    it->second.Answer(caller, number, std::move(answer), changes);
   if (!holds) return;
   // What changes nothing, but saw what is not kept yet, waits for that, too.
   kept->second.held.push_back({caller, number});
   kept->second.changed |= changes;
-  if (!kept->second.saving) BeginSave(actor, kept->second);
 }
 
 // ---- actors whose state is kept
@@ -142,52 +146,46 @@ void IncomingCalls::Keep(uint64_t actor, const CallerId& owner, uint64_t id, con
   kept.owner = owner;
   kept.id = id;
   kept.version = record.version;
-  kept.keeps = owner != self_;
-  ledgers_.insert_or_assign(actor, CallLedger(callers_max_, record.callers));
-}
-
-void IncomingCalls::BeginSave(uint64_t actor, KeptActor& kept) {
-  kept.saving = true;
-  kept.state_there = false;
-  functions_.save(actor);
+  CallLedger ledger(callers_max_, record.callers);
+  for (const CallerRecord& one : record.callers) {
+    if (dead_.contains(one.caller)) ledger.Forget(one.caller);
+  }
+  ledgers_.insert_or_assign(actor, std::move(ledger));
 }
 
 // All answers that came before the state are in it.
 void IncomingCalls::Saved(uint64_t actor, const absl::Status& status, absl::string_view state) {
   const auto it = kept_.find(actor);
-  if (it == kept_.end() || !it->second.saving) return;
+  if (it == kept_.end()) return;
   KeptActor& kept = it->second;
-  if (absl::IsDeadlineExceeded(status)) return functions_.save(actor);  // it is in a long call
   if (!status.ok())
     return functions_.end(actor, absl::StrCat("its state cannot be kept: ", status.message()));
-  kept.state_there = true;
+  kept.saving = true;
   kept.changed = false;
   kept.saved = std::exchange(kept.held, {});
-  const std::string record = PrintRecord({++kept.version, std::string(state), Ledger(actor).Records()});
-  if (record.size() > kCallBytesMax) {
-    return functions_.end(
-        actor, absl::StrCat("its state cannot be kept: with what its callers wait for it has ", record.size(),
-                            " bytes, and ", kCallBytesMax, " are the most"));
+  std::string record = PrintRecord({++kept.version, std::string(state), Ledger(actor).Records()});
+  if (record.size() > kRecordBytesMax) {
+    return functions_.end(actor,
+                          absl::StrCat("its state cannot be kept: with answers that their callers have not "
+                                       "acknowledged it has ",
+                                       record.size(), " bytes, and ", kRecordBytesMax, " are the most"));
   }
-  functions_.keep(actor, kept.owner, kept.id, record);
+  kept.record = std::move(record);
+  functions_.keep(actor, kept.owner, kept.id, kept.record);
 }
 
 void IncomingCalls::Kept(uint64_t actor, const absl::Status& status) {
   const auto it = kept_.find(actor);
-  if (it == kept_.end() || !it->second.state_there) return;
+  if (it == kept_.end() || it->second.record.empty()) return;
   KeptActor& kept = it->second;
-  if (!status.ok() && !absl::IsDeadlineExceeded(status)) {
-    // Its owner is no more, and it ends; or it has let it go.
+  if (absl::IsNotFound(status) || absl::IsUnavailable(status))
     return functions_.end(actor, absl::StrCat("its owner does not keep it: ", status.message()));
-  }
-  if (status.ok()) {
-    SendHeld(actor, kept.saved);
-  } else {
-    kept.held.insert(kept.held.begin(), kept.saved.begin(), kept.saved.end());
-    kept.saved.clear();
-  }
+  if (!status.ok()) return functions_.keep(actor, kept.owner, kept.id, kept.record);
+  kept.record.clear();
+  SendHeld(actor, kept.saved);
   kept.saving = false;
-  if (!kept.held.empty()) BeginSave(actor, kept);
+  if (!kept.changed) SendHeld(actor, kept.held);  // all that they saw is kept
+  functions_.save(actor);
 }
 
 void IncomingCalls::Undone(uint64_t actor) {
@@ -218,17 +216,24 @@ void IncomingCalls::SendHeld(uint64_t actor, std::vector<Held>& held) {
   }
 }
 
-// What it did while it lived is done.
+void IncomingCalls::Refuse(uint64_t actor, const std::vector<Held>& held) {
+  const std::string refused = AnswerOf(
+      absl::AbortedError("the actor ended before anybody else had what came of this call: it is undone"), "");
+  for (const Held& one : held) SendAnswer(one.caller, actor, one.number, refused);
+}
+
+// What was not kept may be undone where the actor is made anew.
 void IncomingCalls::ActorEnded(uint64_t actor) {
   if (const auto it = kept_.find(actor); it != kept_.end()) {
-    SendHeld(actor, it->second.saved);
-    SendHeld(actor, it->second.held);
+    Refuse(actor, it->second.saved);
+    Refuse(actor, it->second.held);
     kept_.erase(it);
   }
   ledgers_.erase(actor);
 }
 
 void IncomingCalls::Forget(const CallerId& caller) {
+  dead_.insert(caller);
   for (auto& [actor, ledger] : ledgers_) ledger.Forget(caller);
   const auto it = callers_.find(caller);
   if (it == callers_.end()) return;

@@ -43,7 +43,7 @@ class IncomingCalls {
     // What a call comes to is brought to Done, from whichever thread.
     std::function<Reply(const CallerId& caller, uint64_t actor, uint64_t number, bool changes)> reply;
     std::function<bool(uint64_t actor, int method)> constant;
-    // Asks for the state of an actor, which is brought to Saved.
+    // What an actor has saved is kept: its next state, behind a change, is brought to Saved.
     std::function<void(uint64_t actor)> save;
     // Brings a KeptRecord to the owner, whose word is brought to Kept.
     std::function<void(uint64_t actor, const CallerId& owner, uint64_t id, const std::string& record)> keep;
@@ -62,12 +62,14 @@ class IncomingCalls {
   // it, and `record` is what it had elsewhere. An owner that is this process keeps nothing.
   void Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record);
   void Saved(uint64_t actor, const absl::Status& status, absl::string_view state);
+  // NotFound, Unavailable: nobody keeps it any more, and it ends. Other errors: the owner is asked again.
   void Kept(uint64_t actor, const absl::Status& status);
   // It has the state of the newest save again: what it has done since is undone.
   void Undone(uint64_t actor);
 
   void ActorEnded(uint64_t actor);
-  void Forget(const CallerId& caller);  // its process is dead
+  // Its process is dead, whatever still comes from it.
+  void Forget(const CallerId& caller);
 
   // Sends what connections take. True: some took not all; again in a moment.
   bool Flush(port::ServerTransport& server);
@@ -88,12 +90,11 @@ class IncomingCalls {
   struct KeptActor {
     CallerId owner;
     uint64_t id = 0, version = 0;
-    bool keeps = true;  // false: its owner is this process
     bool saving = false;
-    bool changed = false;      // since the save that is under way began
-    std::vector<Held> held;    // answers since then
-    std::vector<Held> saved;   // answers that are in it
-    bool state_there = false;  // of that save
+    bool changed = false;     // since the newest save
+    std::vector<Held> held;   // answers since then
+    std::vector<Held> saved;  // answers that are in it
+    std::string record;       // of that save, until the owner has it
   };
   struct Again {
     uint64_t next = 0;
@@ -107,8 +108,8 @@ class IncomingCalls {
   void Send(const CallerId& caller, absl::string_view frame);
   void SendAnswer(const CallerId& caller, uint64_t actor, uint64_t number, absl::string_view answer);
   void SendHeld(uint64_t actor, std::vector<Held>& held);
+  void Refuse(uint64_t actor, const std::vector<Held>& held);
   bool IsHeld(uint64_t actor, const CallerId& caller, uint64_t number) const;
-  void BeginSave(uint64_t actor, KeptActor& kept);
   CallLedger& Ledger(uint64_t actor);
 
   const CallerId self_;
@@ -118,6 +119,7 @@ class IncomingCalls {
   std::map<CallerId, Caller> callers_;
   std::map<uint64_t, CallLedger> ledgers_;  // by actor
   std::map<uint64_t, KeptActor> kept_;
+  std::set<CallerId> dead_;     // 16 bytes of each process that was lost
   std::set<CallerId> waiting_;  // with something unsent
 };
 

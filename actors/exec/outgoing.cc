@@ -9,29 +9,44 @@
 namespace gtrain::actors {
 namespace {
 
+constexpr absl::Duration kAcknowledgeAfter = absl::Milliseconds(200);
 constexpr absl::Duration kPauseMin = absl::Milliseconds(1), kPauseMax = absl::Milliseconds(64);
 
 }  // namespace
 
 void OutgoingCalls::Add(Call call, HeardReplies& heard) {
-  Actor& actor = actors_[call.actor];
-  actor.ref = call.ref;
-  const std::optional<uint64_t> number = actor.window.Add(std::move(call.arguments));
-  if (!number) {
-    heard.push_back(
-        {std::move(call.reply),
-         absl::ResourceExhaustedError(absl::StrCat(
-             kCallsInWindow, " calls of this process to the actor have no answer yet",
-             actor.full ? ", and its mailbox is full" : "", ": await answers before making other calls")),
-         ""});
+  Actor* actor = nullptr;
+  if (const auto it = actors_.find(call.actor); it != actors_.end()) {
+    actor = &it->second;
+  } else {
+    const auto idle = idle_.find(call.actor);
+    actor = &actors_[call.actor];
+    actor->window = CallWindow(idle == idle_.end() ? 0 : idle->second);
+    if (idle != idle_.end()) idle_.erase(idle);
+  }
+  actor->ref = call.ref;
+  if (call.actor == 0 && (!queued_.empty() || actor->window.full())) {
+    deadlines_.emplace(call.deadline, std::pair(uint64_t{0}, uint64_t{0}));
+    queued_.push_back(std::move(call));
     return;
   }
-  Waiting& waiting = actor.waiting[*number];
+  const std::optional<uint64_t> number = actor->window.Add(std::move(call.arguments));
+  if (number) return Enter(*actor, *number, std::move(call));
+  heard.push_back(
+      {std::move(call.reply),
+       absl::ResourceExhaustedError(absl::StrCat(
+           kCallsInWindow, " calls of this process to the actor have no answer yet",
+           actor->full ? ", and its mailbox is full" : "", ": await answers before making other calls")),
+       ""});
+}
+
+void OutgoingCalls::Enter(Actor& actor, uint64_t number, Call call) {
+  Waiting& waiting = actor.waiting[number];
   waiting.reply = std::move(call.reply);
   waiting.on_late = std::move(call.on_late);
   waiting.method = call.method;
   waiting.time = call.deadline;
-  waiting.deadline = deadlines_.emplace(call.deadline, std::pair(call.actor, *number));
+  waiting.deadline = deadlines_.emplace(call.deadline, std::pair(call.actor, number));
   unsent_.insert(call.actor);
 }
 
@@ -49,13 +64,37 @@ std::string OutgoingCalls::NextMessage(Instant now) {
     return message;
   }
   if (state_ != State::kWelcome) return message;
+  Acknowledge(now, &message);
   while (!unsent_.empty() && message.size() < kMessageBytes) {
-    const uint64_t number = *unsent_.begin();
-    Actor& actor = actors_[number];
-    AppendCalls(number, actor, now, &message);
+    // Those to the process itself first, the others in turn: none waits for what another one is sent.
+    auto next = unsent_.begin();
+    if (*next != 0) next = unsent_.upper_bound(served_);
+    if (next == unsent_.end()) next = unsent_.begin();
+    const uint64_t number = *next;
+    if (number != 0) served_ = number;
+    AppendCalls(number, actors_[number], now, &message);
     if (message.size() < kMessageBytes) unsent_.erase(number);
   }
   return message;
+}
+
+// What was answered is said to be with the next call, or when there is none for a while: then the other end
+// need not keep the answers, nor this one the window.
+void OutgoingCalls::Acknowledge(Instant now, std::string* message) {
+  while (!acknowledge_at_.empty() && acknowledge_at_.begin()->first <= now) {
+    const uint64_t number = acknowledge_at_.begin()->second;
+    acknowledge_at_.erase(acknowledge_at_.begin());
+    const auto it = actors_.find(number);
+    if (it == actors_.end()) continue;
+    it->second.acknowledges = false;
+    if (it->second.window.size() > 0 || !it->second.waiting.empty()) continue;
+    AppendFrame(AcknowledgeFrame{number, it->second.window.last()}, message);
+    if (number == 0 && !queued_.empty()) continue;
+    if (it->second.paused_until) paused_.erase({*it->second.paused_until, number});
+    idle_[number] = it->second.window.last();
+    unsent_.erase(number);
+    actors_.erase(it);
+  }
 }
 
 void OutgoingCalls::AppendCalls(uint64_t number, Actor& actor, Instant now, std::string* message) {
@@ -83,7 +122,7 @@ absl::Status OutgoingCalls::OnMessage(absl::string_view message, Instant now, He
   while (!message.empty()) {
     GT_ASSIGN_OR_RETURN(const Frame frame, TakeFrame(&message));
     if (const auto* answer = std::get_if<AnswerFrame>(&frame)) {
-      OnAnswer(*answer, heard);
+      OnAnswer(*answer, now, heard);
     } else if (const auto* again = std::get_if<AgainFrame>(&frame)) {
       OnAgain(*again, now);
     } else if (const auto* welcome = std::get_if<WelcomeFrame>(&frame)) {
@@ -105,7 +144,7 @@ void OutgoingCalls::OnWelcome() {
   }
 }
 
-void OutgoingCalls::OnAnswer(const AnswerFrame& frame, HeardReplies& heard) {
+void OutgoingCalls::OnAnswer(const AnswerFrame& frame, Instant now, HeardReplies& heard) {
   const auto it = actors_.find(frame.actor);
   if (it == actors_.end()) return;
   Actor& actor = it->second;
@@ -114,6 +153,14 @@ void OutgoingCalls::OnAnswer(const AnswerFrame& frame, HeardReplies& heard) {
   actor.pause = absl::ZeroDuration();
   actor.full = false;
   if (actor.window.size() > 0) unsent_.insert(frame.actor);
+  while (frame.actor == 0 && !queued_.empty() && !actor.window.full()) {
+    Call call = std::move(queued_.front());
+    queued_.pop_front();
+    const std::optional<uint64_t> number = actor.window.Add(std::move(call.arguments));
+    Enter(actor, *number, std::move(call));
+  }
+  if (actor.window.size() == 0 && !std::exchange(actor.acknowledges, true))
+    acknowledge_at_.emplace(now + kAcknowledgeAfter, frame.actor);
   const auto waiting = actor.waiting.find(frame.number);
   if (waiting == actor.waiting.end()) return;
   if (waiting->second.reply) {
@@ -169,13 +216,24 @@ void OutgoingCalls::OnTime(Instant now, HeardReplies& heard) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const auto [actor, number] = deadlines_.begin()->second;
     deadlines_.erase(deadlines_.begin());
-    Expire(actor, number, heard);
+    if (number > 0) {
+      Expire(actor, number, heard);
+      continue;
+    }
+    std::erase_if(queued_, [&](Call& call) {
+      if (call.deadline > now) return false;
+      heard.push_back({std::move(call.reply),
+                       absl::DeadlineExceededError(absl::StrCat("others to ", name_, " were before it")),
+                       ""});
+      return true;
+    });
   }
   while (!paused_.empty() && paused_.begin()->first <= now) {
-    const uint64_t actor = paused_.begin()->second;
+    const auto actor = actors_.find(paused_.begin()->second);
     paused_.erase(paused_.begin());
-    actors_.at(actor).paused_until.reset();
-    unsent_.insert(actor);
+    if (actor == actors_.end()) continue;
+    actor->second.paused_until.reset();
+    unsent_.insert(actor->first);
   }
 }
 
@@ -183,6 +241,9 @@ std::optional<Instant> OutgoingCalls::next_time() const {
   std::optional<Instant> next;
   if (!deadlines_.empty()) next = deadlines_.begin()->first;
   if (!paused_.empty() && (!next || paused_.begin()->first < *next)) next = paused_.begin()->first;
+  if (!acknowledge_at_.empty() && state_ == State::kWelcome &&
+      (!next || acknowledge_at_.begin()->first < *next))
+    next = acknowledge_at_.begin()->first;
   return next;
 }
 
@@ -215,6 +276,7 @@ void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector
       }
     }
   }
+  for (Call& call : queued_) heard.push_back({std::move(call.reply), WhyGone(/*sent=*/false), ""});
   Clear();
 }
 
@@ -222,6 +284,7 @@ void OutgoingCalls::Adopt(uint64_t number, Moved moved) {
   Actor& actor = actors_[number];
   actor = std::move(moved.actor);
   actor.paused_until.reset();
+  actor.acknowledges = false;
   actor.window.SendAgain();
   for (auto& [call, waiting] : actor.waiting) {
     if (waiting.reply) waiting.deadline = deadlines_.emplace(waiting.time, std::pair(number, call));
@@ -254,6 +317,7 @@ void OutgoingCalls::Cancel(const absl::Status& status, HeardReplies& heard) {
       if (waiting.reply) heard.push_back({std::move(waiting.reply), status, ""});
     }
   }
+  for (Call& call : queued_) heard.push_back({std::move(call.reply), status, ""});
   Clear();
 }
 
@@ -262,6 +326,9 @@ void OutgoingCalls::Clear() {
   unsent_.clear();
   paused_.clear();
   deadlines_.clear();
+  queued_.clear();
+  idle_.clear();
+  acknowledge_at_.clear();
 }
 
 }  // namespace gtrain::actors

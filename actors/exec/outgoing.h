@@ -9,6 +9,7 @@
 // Not thread-safe. Cost: O(log n) a call where n are under way; about 300 bytes and its arguments.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -51,7 +52,8 @@ class OutgoingCalls {
     Reply reply;
     std::function<void(absl::string_view result)> on_late;
   };
-  // kResourceExhausted: kCallsInWindow calls to this actor have no answer yet. Not when it is gone.
+  // kResourceExhausted: kCallsInWindow calls to this actor have no answer yet; those to the process itself
+  // wait for their turn. Not when it is gone.
   void Add(Call call, HeardReplies& heard);
   absl::Status WhyGone(bool sent) const;
 
@@ -100,10 +102,13 @@ class OutgoingCalls {
     uint64_t in_flight_max = kCallsInWindow;
     absl::Duration pause;
     std::optional<Instant> paused_until;
-    bool full = false;  // its mailbox was, when it was last heard of
+    bool full = false;          // its mailbox was, when it was last heard of
+    bool acknowledges = false;  // `acknowledge_at_` has it
   };
+  void Enter(Actor& actor, uint64_t number, Call call);
+  void Acknowledge(Instant now, std::string* message);
 
-  void OnAnswer(const AnswerFrame& frame, HeardReplies& heard);
+  void OnAnswer(const AnswerFrame& frame, Instant now, HeardReplies& heard);
   void OnAgain(const AgainFrame& frame, Instant now);
   void OnWelcome();
   void Expire(uint64_t actor, uint64_t number, HeardReplies& heard);
@@ -119,8 +124,12 @@ class OutgoingCalls {
   uint64_t answered_ = 0;
   std::string why_gone_;
   std::map<uint64_t, Actor> actors_;
-  std::set<uint64_t> unsent_;                                        // actors with something to send
-  std::set<std::pair<Instant, uint64_t>> paused_;                    // until when, which actor
+  std::unordered_map<uint64_t, uint64_t> idle_;  // the last number of actors that nothing is under way to
+  std::deque<Call> queued_;                      // to the process itself, behind a full window
+  std::set<std::pair<Instant, uint64_t>> acknowledge_at_;  // when, which actor: nothing is under way to it
+  uint64_t served_ = 0;                                    // the actor whose calls were sent last
+  std::set<uint64_t> unsent_;                              // actors with something to send
+  std::set<std::pair<Instant, uint64_t>> paused_;          // until when, which actor
   std::multimap<Instant, std::pair<uint64_t, uint64_t>> deadlines_;  // actor, number
 };
 

@@ -1,6 +1,7 @@
 #include "actors/exec/owned.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +31,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       if (on.ok()) {
         id = ++last_;
         Owned& owned = owned_[id];
-        if (spec.options.keep) spec.kept = id;
+        spec.id = id;
         owned.spec = spec;
         owned.on = *on;
         owned.spawner = std::move(reply);
@@ -84,10 +85,22 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     return absl::OkStatus();
   }
 
+  void EndedBy(uint64_t id, const CallerId& from, const std::string& reason) {
+    std::vector<Reply> asked;
+    {
+      MutexLock lock(&mutex_);
+      const auto it = owned_.find(id);
+      if (it == owned_.end() || !it->second.made || it->second.on != from) return;
+      asked = Forget(it, reason);
+    }
+    for (Reply& one : asked) one(Ended(reason), {});
+  }
+
   void ProcessLost(const CallerId& process) {
     std::vector<std::pair<absl::Status, std::vector<Reply>>> told;
     {
       MutexLock lock(&mutex_);
+      gone_.insert(process);
       on_.erase(process);
       std::vector<uint64_t> lost;
       for (const auto& [id, owned] : owned_) {
@@ -174,8 +187,12 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       MutexLock lock(&mutex_);
       if (counted) --making_;
       // The process that was to have it is lost: so is the actor, whatever had become of it.
+      // One that is made anew has no caller to say that it took too long: that is a loss, too.
       const auto it = owned_.find(id);
-      if (absl::IsUnavailable(status) && it != owned_.end() && !closed_) {
+      const bool lost = it != owned_.end() && !closed_ &&
+                        (absl::IsUnavailable(status) || gone_.contains(it->second.on) ||
+                         (absl::IsDeadlineExceeded(status) && !it->second.spawner));
+      if (lost) {
         again = CountLoss(it->second).empty() && (!it->second.spawner || clock_.Now() < it->second.deadline);
         if (again) {
           Leave(it->second.on);
@@ -201,7 +218,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       over = it == owned_.end();
       if (!over) {
         spawner = std::exchange(it->second.spawner, nullptr);
-        ref.kept = it->second.spec.kept != 0 ? 1 : 0;
+        ref.kept = it->second.spec.options.keep ? 1 : 0;
       }
       if (!over && status.ok()) {
         it->second.at = *at;
@@ -240,7 +257,12 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         const auto it = owned_.find(id);
         if (it == owned_.end()) continue;
         on = Pick(it->second.spec.placement);
-        if (!on.ok() && it->second.spec.placement.rank) on = Pick({it->second.spec.placement.spread, {}});
+        // A kept one goes to another process than its owner's while there is one.
+        const bool home = on.ok() && *on == self_ && it->second.spec.options.keep &&
+                          it->second.spec.placement.spread != Spread::kHere;
+        if (home) Leave(self_);
+        if ((!on.ok() || home) && (home || it->second.spec.placement.rank))
+          on = Pick({Spread::kProcesses, {}});
         if (on.ok()) {
           ++making_;
           it->second.on = *on;
@@ -265,6 +287,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
   std::map<uint64_t, Owned> owned_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> endings_ ABSL_GUARDED_BY(mutex_);
   std::map<CallerId, size_t> on_ ABSL_GUARDED_BY(mutex_);  // how many each process has
+  std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> to_make_ ABSL_GUARDED_BY(mutex_);
   size_t making_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -282,6 +305,9 @@ void OwnedActors::Locate(uint64_t id, const ActorAddress& not_at, Reply reply) {
 }
 absl::Status OwnedActors::Keep(uint64_t id, const CallerId& from, absl::string_view record) {
   return core_->Keep(id, from, record);
+}
+void OwnedActors::EndedBy(uint64_t id, const CallerId& from, const std::string& reason) {
+  core_->EndedBy(id, from, reason);
 }
 void OwnedActors::ProcessLost(const CallerId& process) { core_->ProcessLost(process); }
 void OwnedActors::Close() { core_->Close(); }

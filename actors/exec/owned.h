@@ -42,7 +42,7 @@ class OwnedActors {
     SpawnOptions options;
     Placement placement;
     std::string arguments;
-    uint64_t kept = 0;   // this process keeps its state, under this number; 0: nobody does
+    uint64_t id = 0;     // this process has this number for it, and keeps its state if the options say so
     std::string record;  // a KeptRecord; empty: there is none yet
   };
   struct Functions {
@@ -65,6 +65,8 @@ class OwnedActors {
   // The newest state of an actor and the calls that are in it, from the process that has it. NotFound: it is
   // no more, or elsewhere.
   absl::Status Keep(uint64_t id, const CallerId& from, absl::string_view record);
+  // The process that has it says that it has ended.
+  void EndedBy(uint64_t id, const CallerId& from, const std::string& reason);
   // A process is no more, and so are the actors that it had.
   void ProcessLost(const CallerId& process);
   // Nobody makes anything any more.

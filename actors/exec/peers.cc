@@ -28,7 +28,6 @@ namespace {
 constexpr int kMessagesATurn = 64;  // of one connection, before others have their turn
 constexpr absl::Duration kLookAtLeast = absl::Seconds(1);
 constexpr absl::Duration kSendAgain = absl::Milliseconds(1);  // what a connection did not take
-constexpr absl::Duration kSaveWithin = absl::Minutes(1);      // then it is asked for again
 constexpr absl::Duration kLastAnswers = absl::Seconds(1);
 
 }  // namespace
@@ -123,13 +122,15 @@ class Peers::Loop {
     thread_ = StartWithoutSignals([this] { Run(); });
   }
 
-  ~Loop() {
+  ~Loop() { Stop(); }
+
+  void Stop() {
     {
       MutexLock lock(&inbox_->mutex);
       inbox_->ending = true;
     }
     eventfd_write(inbox_->wake.get(), 1);
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
   uint64_t answered() const { return answered_.load(std::memory_order_relaxed); }
@@ -162,10 +163,7 @@ class Peers::Loop {
       return Inbox::Bring(inbox_, {Inbox::Answer::What::kDone, caller, actor, number, changes, {}, {}});
     };
     functions.constant = [this](uint64_t actor, int method) { return host_->Constant(actor, method); };
-    functions.save = [this](uint64_t actor) {
-      host_->Save(actor, kSaveWithin,
-                  Inbox::Bring(inbox_, {Inbox::Answer::What::kSaved, {}, actor, 0, false, {}, {}}));
-    };
+    functions.save = [this](uint64_t actor) { host_->Save(actor); };
     functions.keep = [this](uint64_t actor, const CallerId& owner, uint64_t id, const std::string& record) {
       options_.keep(owner, id, record,
                     Inbox::Bring(inbox_, {Inbox::Answer::What::kKept, {}, actor, 0, false, {}, {}}));
@@ -221,7 +219,10 @@ class Peers::Loop {
   static absl::Status Closed() { return absl::CancelledError("the cluster of this process is closed"); }
 
   void TakeIn(Inbox::Content& content) {
-    for (std::vector<PeerProcess>& processes : content.processes) SetProcesses(std::move(processes));
+    for (std::vector<PeerProcess>& processes : content.processes) {
+      Tell();  // what came of a process while it lived
+      SetProcesses(std::move(processes));
+    }
     for (Inbox::NewCall& call : content.calls) {
       if (call.call.ref) {
         Dispatch(std::move(call.call));
@@ -231,6 +232,10 @@ class Peers::Loop {
     }
     for (const auto& [ref, at] : content.located) {
       if (at.ok()) PeerOf({at->host_high, at->host_low}).confirmed = true;
+      if (!at.ok() && !absl::IsNotFound(at.status()) && !absl::IsUnavailable(at.status())) {
+        Locate(ref, relocations_.NotAt(ref));  // the owner is slow
+        continue;
+      }
       Relocations::Waited waited = relocations_.Located(ref, at, heard_);
       if (waited.moved) Move(*std::move(waited.moved), *at);
       for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
@@ -513,6 +518,7 @@ Peers::Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options 
       inbox_(std::make_shared<Inbox>()),
       loop_(std::make_unique<Loop>(host, std::move(server), std::move(options), clock, inbox_)) {}
 Peers::~Peers() = default;
+void Peers::Stop() { loop_->Stop(); }
 
 void Peers::SetProcesses(std::vector<PeerProcess> processes) {
   inbox_->Add([&](Inbox::Content& content) { content.processes.push_back(std::move(processes)); });
@@ -561,6 +567,11 @@ void Peers::Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord 
 std::function<void(uint64_t)> Peers::OnEnd() const {
   return [inbox = inbox_](uint64_t actor) {
     inbox->AddAnswer({Inbox::Answer::What::kEnded, {}, actor, 0, false, {}, {}});
+  };
+}
+std::function<void(uint64_t, const absl::Status&, const std::string&)> Peers::OnSaved() const {
+  return [inbox = inbox_](uint64_t actor, const absl::Status& status, const std::string& state) {
+    inbox->AddAnswer({Inbox::Answer::What::kSaved, {}, actor, 0, false, status, state});
   };
 }
 std::function<void(uint64_t)> Peers::OnUndone() const {

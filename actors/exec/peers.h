@@ -50,8 +50,10 @@ class Peers {
   };
   // `host` outlives it, closed or not, and so does `clock`.
   Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock);
-  // Sends the answers that are there, for a second at most. Calls without an answer are kCancelled.
-  ~Peers();
+  ~Peers();  // stops it
+  // Sends the answers that are there, for a second at most. Calls without an answer are kCancelled, and so
+  // are those that come later. Not from a reply.
+  void Stop();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
@@ -74,6 +76,8 @@ class Peers {
   // An actor of this process has been made whose state is kept (IncomingCalls has it). Before its address is
   // told.
   void Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord record);
+  // The state of a kept actor of this process is there.
+  std::function<void(uint64_t actor, const absl::Status& status, const std::string& state)> OnSaved() const;
   // An actor of this process is no more; or has thrown and the state of before again.
   std::function<void(uint64_t actor)> OnEnd() const;
   std::function<void(uint64_t actor)> OnUndone() const;

@@ -66,10 +66,19 @@ Relocations::Waited Relocations::Located(const ActorRef& ref, const absl::Status
     target.at = *at;
     return waited;
   }
-  target.ended = at.status();
+  target.ended =
+      absl::IsUnavailable(at.status())
+          ? absl::NotFoundError(absl::StrCat("the actor is no more: its process and that of its owner "
+                                             "have ended"))
+          : at.status();
   if (waited.moved) waited.moved->Cancel(target.ended, heard);
   for (Call& call : waited.calls) heard.push_back({std::move(call.reply), target.ended, ""});
   return {};
+}
+
+ActorAddress Relocations::NotAt(const ActorRef& ref) const {
+  const auto it = targets_.find(NameOf(ref));
+  return it == targets_.end() ? ActorAddress() : it->second.at;
 }
 
 void Relocations::OnTime(Instant now, HeardReplies& heard) {

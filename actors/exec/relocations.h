@@ -38,6 +38,8 @@ class Relocations {
     std::optional<OutgoingCalls::Moved> moved;
     std::vector<Call> calls;
   };
+  // Where it was not, of one that is looked for.
+  ActorAddress NotAt(const ActorRef& ref) const;
   Waited Located(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at, HeardReplies& heard);
 
   void OnTime(Instant now, HeardReplies& heard);

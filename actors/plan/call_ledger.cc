@@ -11,7 +11,7 @@ CallLedger::CallLedger(size_t callers_max, const std::vector<CallerRecord>& reco
     Caller& caller = callers_[record.caller];
     caller.acknowledged = record.acknowledged;
     caller.next = record.acknowledged + 1;
-    for (const auto& [number, answer] : record.answers) caller.window[number] = answer;
+    for (const auto& [number, answer] : record.answers) caller.window[number].answer = answer;
     // Answered ones may lie behind one that had begun.
     while (caller.window.contains(caller.next)) ++caller.next;
     answers_ += record.answers.size();
@@ -20,14 +20,20 @@ CallLedger::CallLedger(size_t callers_max, const std::vector<CallerRecord>& reco
 
 void CallLedger::Acknowledge(Caller& caller, uint64_t acknowledged) {
   if (restored_ && acknowledged >= caller.next) caller.next = acknowledged + 1;
+  while (caller.window.contains(caller.next)) ++caller.next;
   // More than was admitted nobody can have an answer of.
   acknowledged = std::min(acknowledged, caller.next - 1);
   if (acknowledged <= caller.acknowledged) return;
   caller.acknowledged = acknowledged;
   for (auto it = caller.window.begin(); it != caller.window.end() && it->first <= acknowledged;) {
-    if (it->second) --answers_;
+    if (it->second.answer) --answers_;
     it = caller.window.erase(it);
   }
+}
+
+void CallLedger::Acknowledge(const CallerId& id, uint64_t acknowledged) {
+  const auto it = callers_.find(id);
+  if (it != callers_.end()) Acknowledge(it->second, acknowledged);
 }
 
 Admitted CallLedger::Offer(const CallerId& id, uint64_t number, uint64_t acknowledged) {
@@ -51,7 +57,7 @@ Admitted CallLedger::Offer(const CallerId& id, uint64_t number, uint64_t acknowl
     caller.window[number];
     while (caller.window.contains(caller.next)) ++caller.next;
     admitted.next = caller.next;
-  } else if (const std::optional<std::string>& answer = caller.window.at(number)) {
+  } else if (const std::optional<std::string>& answer = caller.window.at(number).answer) {
     admitted.what = Admission::kAnswered;
     admitted.answer = &*answer;
   } else {
@@ -72,12 +78,13 @@ void CallLedger::Withdraw(const CallerId& id, uint64_t number) {
   it->second.next = std::min(it->second.next, number);
 }
 
-bool CallLedger::Answer(const CallerId& id, uint64_t number, std::string answer) {
+bool CallLedger::Answer(const CallerId& id, uint64_t number, std::string answer, bool changed) {
   const auto it = callers_.find(id);
   if (it == callers_.end()) return false;
   const auto place = it->second.window.find(number);
-  if (place == it->second.window.end() || place->second) return false;
-  place->second = std::move(answer);
+  if (place == it->second.window.end() || place->second.answer) return false;
+  place->second.answer = std::move(answer);
+  place->second.changed = changed;
   ++answers_;
   return true;
 }
@@ -86,20 +93,20 @@ const std::string* CallLedger::AnswerTo(const CallerId& id, uint64_t number) con
   const auto it = callers_.find(id);
   if (it == callers_.end()) return nullptr;
   const auto place = it->second.window.find(number);
-  return place == it->second.window.end() || !place->second ? nullptr : &*place->second;
+  return place == it->second.window.end() || !place->second.answer ? nullptr : &*place->second.answer;
 }
 
 void CallLedger::AnswerAnew(const CallerId& id, uint64_t number, std::string answer) {
   const auto it = callers_.find(id);
   if (it == callers_.end()) return;
   const auto place = it->second.window.find(number);
-  if (place != it->second.window.end() && place->second) place->second = std::move(answer);
+  if (place != it->second.window.end() && place->second.answer) place->second.answer = std::move(answer);
 }
 
 void CallLedger::Forget(const CallerId& id) {
   const auto it = callers_.find(id);
   if (it == callers_.end()) return;
-  for (const auto& [number, answer] : it->second.window) answers_ -= answer ? 1 : 0;
+  for (const auto& [number, call] : it->second.window) answers_ -= call.answer ? 1 : 0;
   callers_.erase(it);
 }
 
@@ -107,8 +114,8 @@ std::vector<CallerRecord> CallLedger::Records() const {
   std::vector<CallerRecord> records;
   for (const auto& [id, caller] : callers_) {
     CallerRecord record{id, caller.acknowledged, {}};
-    for (const auto& [number, answer] : caller.window) {
-      if (answer) record.answers.emplace_back(number, *answer);
+    for (const auto& [number, call] : caller.window) {
+      if (call.answer && call.changed) record.answers.emplace_back(number, *call.answer);
     }
     records.push_back(std::move(record));
   }

@@ -76,7 +76,10 @@ class CallLedger {
   // not come.
   void Withdraw(const CallerId& caller, uint64_t number);
   // What an admitted call came to, once. False: nobody waits for it, and it is dropped.
-  bool Answer(const CallerId& caller, uint64_t number, std::string answer);
+  // `changed` false: it may run again where the actor is made anew, and is in no record.
+  bool Answer(const CallerId& caller, uint64_t number, std::string answer, bool changed = true);
+  // The caller has all answers up to this number, and calls nothing just now.
+  void Acknowledge(const CallerId& caller, uint64_t acknowledged);
   // Null: it has none, or its caller has acknowledged it. Until the next call of the ledger.
   const std::string* AnswerTo(const CallerId& caller, uint64_t number) const;
   // Its effects are undone, and nobody has heard of it.
@@ -88,10 +91,14 @@ class CallLedger {
   size_t answers() const { return answers_; }
 
  private:
+  struct Call {
+    std::optional<std::string> answer;  // none: it has begun
+    bool changed = true;
+  };
   struct Caller {
     uint64_t acknowledged = 0;
-    uint64_t next = 1;                                      // admitted are all before it
-    std::map<uint64_t, std::optional<std::string>> window;  // above `acknowledged`; empty: it has begun
+    uint64_t next = 1;                // admitted are all before it
+    std::map<uint64_t, Call> window;  // above `acknowledged`
   };
   void Acknowledge(Caller& caller, uint64_t acknowledged);
 

@@ -6,7 +6,7 @@
 namespace gtrain::actors {
 
 std::optional<uint64_t> CallWindow::Add(std::string arguments) {
-  if (last_ - acknowledged() >= kCallsInWindow) return std::nullopt;
+  if (full()) return std::nullopt;
   calls_[++last_].arguments = std::move(arguments);
   return last_;
 }

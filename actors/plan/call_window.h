@@ -27,6 +27,9 @@ struct CallToSend {
 
 class CallWindow {
  public:
+  // `last`: the number that was given last, when there was a window before and all of it was answered.
+  explicit CallWindow(uint64_t last = 0) : last_(last), unsent_(last + 1) {}
+
   // No number: the window is full.
   std::optional<uint64_t> Add(std::string arguments);
   // What is to be sent next on this connection, the oldest first; none: nothing is, or `in_flight` calls of
@@ -44,6 +47,8 @@ class CallWindow {
   // Of a call that goes elsewhere.
   std::string TakeArguments(uint64_t number);
   size_t size() const { return calls_.size(); }
+  uint64_t last() const { return last_; }
+  bool full() const { return last_ - acknowledged() >= kCallsInWindow; }
 
  private:
   struct Waiting {
@@ -54,8 +59,8 @@ class CallWindow {
   uint64_t acknowledged() const { return calls_.empty() ? last_ : calls_.begin()->first - 1; }
 
   std::map<uint64_t, Waiting> calls_;  // by number
-  uint64_t last_ = 0;                  // that was given
-  uint64_t unsent_ = 1;                // from here on, on this connection
+  uint64_t last_;                      // that was given
+  uint64_t unsent_;                    // from here on, on this connection
 };
 
 }  // namespace gtrain::actors

@@ -9,7 +9,7 @@
 namespace gtrain::actors {
 namespace {
 
-enum Kind : uint8_t { kHello = 1, kWelcome = 2, kCall = 3, kAnswer = 4, kAgain = 5 };
+enum Kind : uint8_t { kHello = 1, kWelcome = 2, kCall = 3, kAnswer = 4, kAgain = 5, kAcknowledge = 6 };
 enum Flag : uint8_t { kGivenUp = 1, kFull = 1 };
 
 // Numbers are little-endian; so are all machines that gtrain runs on.
@@ -96,6 +96,11 @@ struct Appender {
     Put(static_cast<uint32_t>(frame.text.size()), to);
     to->append(frame.text.data(), frame.text.size());
   }
+  void operator()(const AcknowledgeFrame& frame) const {
+    Put<uint8_t>(kAcknowledge, to);
+    Put(frame.actor, to);
+    Put(frame.acknowledged, to);
+  }
   void operator()(const AgainFrame& frame) const {
     Put<uint8_t>(kAgain, to);
     Put<uint8_t>(frame.full ? kFull : 0, to);
@@ -165,6 +170,12 @@ absl::StatusOr<Frame> TakeKind(Reader& reader) {
       return TakeAnswer(reader);
     case kAgain:
       return TakeAgain(reader);
+    case kAcknowledge: {
+      AcknowledgeFrame frame;
+      frame.actor = reader.Take<uint64_t>();
+      frame.acknowledged = reader.Take<uint64_t>();
+      return frame;
+    }
     default:
       return Wrong("an unknown kind of frame");
   }
@@ -181,6 +192,7 @@ size_t FrameBytes(const Frame& frame) {
     size_t operator()(const CallFrame& call) const { return 38 + call.arguments.size(); }
     size_t operator()(const AnswerFrame& answer) const { return 22 + answer.text.size(); }
     size_t operator()(const AgainFrame&) const { return 18; }
+    size_t operator()(const AcknowledgeFrame&) const { return 17; }
   };
   return std::visit(Bytes(), frame);
 }

@@ -56,7 +56,13 @@ struct AgainFrame {
   bool full = false;
   bool operator==(const AgainFrame&) const = default;
 };
-using Frame = std::variant<HelloFrame, WelcomeFrame, CallFrame, AnswerFrame, AgainFrame>;
+// Its caller has all answers up to a number, and calls nothing just now.
+struct AcknowledgeFrame {
+  uint64_t actor = 0;
+  uint64_t acknowledged = 0;
+  bool operator==(const AcknowledgeFrame&) const = default;
+};
+using Frame = std::variant<HelloFrame, WelcomeFrame, CallFrame, AnswerFrame, AgainFrame, AcknowledgeFrame>;
 
 void AppendFrame(const Frame& frame, std::string* message);
 // The bytes that AppendFrame adds.

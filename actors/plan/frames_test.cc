@@ -17,7 +17,8 @@ std::vector<Frame> All() {
           AnswerFrame{7, 8, absl::StatusCode::kOk, "result"},
           AnswerFrame{7, 9, absl::StatusCode::kNotFound, "why"},
           AgainFrame{7, 10, true},
-          AgainFrame{8, 1, false}};
+          AgainFrame{8, 1, false},
+          AcknowledgeFrame{8, 9}};
 }
 
 TEST(Frames, ManyTravelInOneMessageAndCostTheBytesTheySay) {
@@ -59,7 +60,7 @@ TEST(Frames, NobodyReadsWhatNobodyWrites) {
     return message;
   };
   EXPECT_TRUE(refused(std::string(64, '\0')));
-  EXPECT_TRUE(refused(std::string(64, '\6')));
+  EXPECT_TRUE(refused(std::string(64, '\7')));
   std::string version = written(HelloFrame{});
   version[1] = 2;
   EXPECT_TRUE(refused(version));

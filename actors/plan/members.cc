@@ -85,6 +85,7 @@ std::string PrintSpawn(const SpawnRequest& request) {
   PutText(request.type, &bytes);
   PutText(request.signature, &bytes);
   PutNumber(request.restarts, &bytes);
+  PutNumber(request.id, &bytes);
   PutNumber(request.kept, &bytes);
   PutText(request.record, &bytes);
   bytes.append(request.arguments.data(), request.arguments.size());
@@ -95,8 +96,10 @@ absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
   SpawnRequest request;
   if (!TakeText(&bytes, kNameBytesMax, &request.type) ||
       !TakeText(&bytes, kSignatureBytesMax, &request.signature) || !TakeNumber(&bytes, &request.restarts) ||
-      !TakeNumber(&bytes, &request.kept) || !TakeText(&bytes, kCallBytesMax, &request.record))
+      !TakeNumber(&bytes, &request.id) || !TakeNumber(&bytes, &request.kept) ||
+      !TakeText(&bytes, kCallBytesMax, &request.record))
     return Malformed("what is to be spawned ends too early");
+  if (request.kept > 1) return Malformed("kept more than once");
   if (request.restarts < 0) return Malformed("fewer than no restarts");
   request.arguments = bytes;
   return request;

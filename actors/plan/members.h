@@ -33,12 +33,14 @@ enum class Control : uint32_t {
   kFinish = 2,  // the driver has ended, and so does this process
   kLocate = 3,  // of the owner: a LocateRequest; the answer is an address
   kKeep = 4,    // of the owner: its number of an actor (8 bytes) and a KeptRecord
+  kEnded = 5,   // of the owner: its number of an actor that has ended by itself (8 bytes), and why
 };
 
 struct SpawnRequest {
   absl::string_view type, signature;
   int32_t restarts = 0;
-  uint64_t kept = 0;  // the owner keeps its state, and has this number for it; 0: nobody does
+  uint64_t id = 0;   // the owner's number of it
+  uint8_t kept = 0;  // 1: the owner keeps its state
   absl::string_view
       record;  // that the owner has of it: a KeptRecord; empty: it is made of its arguments alone
   absl::string_view arguments;
@@ -48,6 +50,8 @@ std::string PrintSpawn(const SpawnRequest& request);
 absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes);
 
 // What the owner of an actor keeps of it: its state, and which calls are in it.
+inline constexpr size_t kRecordBytesMax = size_t{40} << 20;    // printed
+inline constexpr size_t kKeptArgumentsMax = size_t{16} << 20;  // of a kept actor; a spawn has both
 struct KeptRecord {
   uint64_t version = 0;
   std::string state;

@@ -89,6 +89,8 @@ gtrain::Task<> Drive(gtrain::Cluster& cluster, int64_t batches, std::string fold
       if (loss.ok()) {
         done += kBatchesACall;
         std::printf("worker %zu: loss %.3f\n", i, *loss);
+      } else if (loss.status().code() != gtrain::StatusCode::kUnavailable) {
+        co_await loss.status();  // the driver ends with it
       } else {
         asked -= kBatchesACall;
         std::printf("worker %zu: %s\n", i, loss.status().ToString().c_str());

@@ -72,16 +72,14 @@ class Waiter {
   ~Waiter() = default;
 };
 
-// What goes on when something has ended runs on a thread that runs actors: whoever heard of it has other
-// things to do.
+// What goes on when something has ended runs on a thread that runs actors, behind what that does just now:
+// whoever heard of it has other things to do, and an actor that has answered has its turn behind it.
 inline void Resume(Waiter* waiter) {
   const auto go_on = [](void* user) {
     const NoWaiting no_waiting;
     static_cast<Waiter*>(user)->Done().resume();
   };
-  if (gtrain_actors_inside() == 0 && Engine() != nullptr &&
-      gtrain_actors_post(Engine(), go_on, waiter, nullptr) == GTRAIN_OK)
-    return;
+  if (Engine() != nullptr && gtrain_actors_post(Engine(), go_on, waiter, nullptr) == GTRAIN_OK) return;
   go_on(waiter);
 }
 

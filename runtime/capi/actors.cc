@@ -81,12 +81,14 @@ constexpr absl::Duration kJoinWithin = absl::Minutes(10);
 // How the ranks of a job find each other: the generations of a session.
 class SessionGathering final : public actors::Gathering {
  public:
-  explicit SessionGathering(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  explicit SessionGathering(std::shared_ptr<Session> session)
+      : session_(std::move(session)), first_generation_(session_->generation()) {}
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view own, absl::Duration timeout) override {
     return session_->AllGather(own, timeout);
   }
   int rank() const override { return session_->rank(); }
   std::vector<int> left() const override { return session_->left(); }
+  bool late() const override { return session_->in_place() && first_generation_ > 1; }
   absl::Status AwaitNext(absl::Duration timeout) override {
     const uint64_t before = session_->generation();
     const absl::Status status =
@@ -99,6 +101,7 @@ class SessionGathering final : public actors::Gathering {
 
  private:
   const std::shared_ptr<Session> session_;
+  const uint64_t first_generation_;
 };
 
 absl::StatusOr<const port::NetModule*> LoadNet() {

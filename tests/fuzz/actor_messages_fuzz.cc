@@ -53,7 +53,8 @@ void AsCaller(absl::string_view bytes) {
     if (method == static_cast<uint32_t>(actors::Control::kSpawn)) (void)actors::ParseSpawn(arguments);
     if (method == static_cast<uint32_t>(actors::Control::kEnd)) (void)actors::ParseEnd(arguments);
   };
-  functions.reply = [&](const CallerId& caller, uint64_t actor, uint64_t number) -> actors::Reply {
+  functions.reply = [&](const CallerId& caller, uint64_t actor, uint64_t number,
+                        bool /*changes*/) -> actors::Reply {
     next = {caller, {actor, number}};
     return [&](const absl::Status& status, absl::string_view /*result*/) {
       if (absl::IsCancelled(status)) run();  // given up: it has had its turn
@@ -123,9 +124,9 @@ GT_FUZZ_SEEDS(actor_messages) {
     actors::AppendFrame(actors::AgainFrame{1, number, true}, &answers);
   }
   std::string control;
-  actors::AppendFrame(
-      actors::CallFrame{0, 1, 0, 0, 1000, false, actors::PrintSpawn({"Class", "()", 3, "arguments"})},
-      &control);
+  actors::AppendFrame(actors::CallFrame{0, 1, 0, 0, 1000, false,
+                                        actors::PrintSpawn({"Class", "()", 3, 1, 0, "", "arguments"})},
+                      &control);
   actors::AppendFrame(actors::CallFrame{0, 2, 1, 1, 1000, false, actors::PrintEnd({"why", {1, 2}})},
                       &control);
   return {calls, answers, control, actors::PrintIntroduction({kCaller, "10.0.0.1:4711", "node", true})};
