@@ -1,12 +1,10 @@
 #include "actors/exec/host.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <list>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
@@ -75,27 +73,23 @@ std::string ActorRef::Pack() const { return PackPlain(*this); }
 absl::StatusOr<ActorRef> ActorRef::Parse(absl::string_view bytes) { return ParsePlain<ActorRef>(bytes); }
 
 class Host::Core : public std::enable_shared_from_this<Host::Core> {
-  // Wakes one thread that waits, where Mutex wakes all: a call must not cost as many wake-ups as there are
+  // Wakes one thread, where Mutex wakes all that wait: a call must not cost as many wake-ups as there are
   // idle threads.
   class Bell {
    public:
     void Ring() {
-      {
-        const std::lock_guard lock(mutex_);
-        ++rings_;
-      }
-      rung_.notify_one();
+      MutexLock lock(&mutex_);
+      rung_ = true;
     }
-    // Until it was rung once more than was waited for.
     void WaitFor(absl::Duration timeout) {
-      std::unique_lock lock(mutex_);
-      if (rung_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return rings_ > 0; })) --rings_;
+      MutexLock lock(&mutex_);
+      mutex_.AwaitFor(timeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return rung_; });
+      rung_ = false;
     }
 
    private:
-    std::mutex mutex_;
-    std::condition_variable rung_;
-    int rings_ = 0;
+    Mutex mutex_;
+    bool rung_ ABSL_GUARDED_BY(mutex_) = false;
   };
 
   static constexpr int kMake = -1;
@@ -161,7 +155,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       over = mutex_.AwaitFor(options_.close_within,
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return alive_ == 0; });
       stopping_ = true;
-      while (idle_ > 0) WakeOne();
+      while (!idle_.empty()) WakeOne();
       timers_changed_.Ring();
     }
     for (std::thread& thread : threads_) {
@@ -440,9 +434,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     WakeOne();
   }
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (idle_ == 0) return;
-    --idle_;
-    work_.Ring();
+    if (idle_.empty()) return;
+    idle_.back()->Ring();
+    idle_.pop_back();
   }
 
   void EndLocked(std::shared_ptr<Actor> actor, absl::string_view reason, AllHeard& heard)
@@ -466,6 +460,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   // ---- threads that run actors
 
   void Run() {
+    Bell bell;
     for (;;) {
       std::shared_ptr<Actor> actor;
       absl::AnyInvocable<void()> task;
@@ -477,7 +472,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
           tasks_.pop_front();
         } else if (ready_.empty()) {
           if (stopping_) return;
-          ++idle_;
+          idle_.push_back(&bell);
         } else {
           actor = std::move(ready_.front());
           ready_.pop_front();
@@ -486,7 +481,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         }
       }
       if (actor == nullptr && !task) {
-        work_.WaitFor(absl::Hours(24 * 365));
+        bell.WaitFor(absl::InfiniteDuration());
         continue;
       }
       inside_actor = true;
@@ -683,8 +678,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   std::deque<std::shared_ptr<Actor>> ready_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::AnyInvocable<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
-  Bell work_, timers_changed_;
-  int idle_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that wait for work, or are about to
+  Bell timers_changed_;
+  std::vector<Bell*> idle_ ABSL_GUARDED_BY(mutex_);  // of threads that wait for work, or are about to
   bool expirer_waits_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0, answered_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t alive_ ABSL_GUARDED_BY(mutex_) = 0, waiting_ ABSL_GUARDED_BY(mutex_) = 0,
