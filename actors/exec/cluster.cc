@@ -1,7 +1,6 @@
 #include "actors/exec/cluster.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -82,9 +81,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
                            Reply reply) { OnControl(caller, method, arguments, timeout, std::move(reply)); };
   options.on_gone = [this](const CallerId& process) { OnGone(process); };
   options.keep = [this](const CallerId& owner, uint64_t id, const std::string& record, Reply reply) {
-    std::string arguments(sizeof(id), '\0');
-    std::memcpy(arguments.data(), &id, sizeof(id));
-    peers_->Ask(owner, static_cast<uint32_t>(Control::kKeep), arguments + record, kKeepWithin,
+    peers_->Ask(owner, static_cast<uint32_t>(Control::kKeep), PrintOwned({id, record}), kKeepWithin,
                 std::move(reply));
   };
   options.locate = [this](const ActorRef& ref, const ActorAddress& not_at, Reply reply) {
@@ -146,7 +143,7 @@ void Cluster::Gather() {
       } while (absl::IsDeadlineExceeded(status));
     }
     if (status.ok()) continue;
-    peers_->SetProcesses({});
+    peers_->SetProcesses({{self_, endpoint_, "this process"}});
     MutexLock lock(&mutex_);
     gathered_ = status;
     return;
@@ -450,15 +447,15 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
       return owned_->Locate(ref->id, ref->at, std::move(reply));
     }
     case Control::kKeep: {
-      uint64_t id = 0;
-      if (arguments.size() < sizeof(id))
-        return reply(absl::InvalidArgumentError("which actor is to be kept?"), {});
-      std::memcpy(&id, arguments.data(), sizeof(id));
-      return reply(owned_->Keep(id, caller, absl::string_view(arguments).substr(sizeof(id))), {});
+      const absl::StatusOr<OwnedReport> report = ParseOwned(arguments);
+      if (!report.ok()) return reply(report.status(), {});
+      return reply(owned_->Keep(report->id, caller, report->text), {});
     }
-    case Control::kEnded:
-      OnEndedBy(caller, arguments);
-      return reply(absl::OkStatus(), {});
+    case Control::kEnded: {
+      const absl::StatusOr<OwnedReport> report = ParseOwned(arguments);
+      if (report.ok()) owned_->EndedBy(report->id, caller, std::string(report->text));
+      return reply(report.status(), {});
+    }
     case Control::kFinish: {
       {
         MutexLock lock(&mutex_);
@@ -468,13 +465,6 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
     }
   }
   reply(absl::UnimplementedError(absl::StrCat("a process has no method ", method)), {});
-}
-
-void Cluster::OnEndedBy(const CallerId& caller, absl::string_view arguments) {
-  uint64_t id = 0;
-  if (arguments.size() < sizeof(id)) return;
-  std::memcpy(&id, arguments.data(), sizeof(id));
-  owned_->EndedBy(id, caller, std::string(arguments.substr(sizeof(id))));
 }
 
 void Cluster::OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply) {
@@ -541,10 +531,9 @@ void Cluster::OnEnd(uint64_t actor, bool tell) {
     tell = tell && !closing_;
   }
   if (!tell) return;
-  std::string arguments(sizeof(of.id), '\0');
-  std::memcpy(arguments.data(), &of.id, sizeof(of.id));
-  peers_->Ask(of.owner, static_cast<uint32_t>(Control::kEnded), arguments + host_->WhyEnded(actor),
-              kEndWithin, [](const absl::Status&, absl::string_view) {});
+  const std::string why = host_->WhyEnded(actor);
+  peers_->Ask(of.owner, static_cast<uint32_t>(Control::kEnded), PrintOwned({of.id, why}), kEndWithin,
+              [](const absl::Status&, absl::string_view) {});
 }
 
 }  // namespace gtrain::actors

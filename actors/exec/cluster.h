@@ -84,7 +84,8 @@ class Cluster {
   // Blocks until this process is to run the driver (true), or the driver has ended (false). kUnavailable: the
   // generation is over, and no other one comes for this process.
   absl::StatusOr<bool> AwaitTurn();
-  // The driver has ended well: the other processes are told to, and have a while to hear it.
+  // The driver has ended well: the other processes are told to, over a connection to each, and have 11 s to
+  // hear it.
   void Finish();
 
   bool drives() const;  // AwaitTurn would say so
@@ -116,7 +117,6 @@ class Cluster {
   void Locate(const ActorRef& ref, const ActorAddress& not_at, Reply reply);
   void OnControl(const CallerId& caller, uint32_t method, const std::string& arguments,
                  absl::Duration timeout, Reply reply);
-  void OnEndedBy(const CallerId& caller, absl::string_view arguments);
   void OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply);
   void OnGone(const CallerId& process);
   void OnEnd(uint64_t actor, bool tell);

@@ -293,6 +293,29 @@ class ClusterTest : public ::testing::Test {
     clusters_[from]->Call(actor, method, text, timeout, answers.Taker());
     return answers.Get();
   }
+  // Time in which something that must not happen could.
+  static void Nap(int ms) {
+    Mutex mutex;
+    MutexLock lock(&mutex);
+    mutex.AwaitFor(absl::Milliseconds(ms), [] { return false; });
+  }
+  // Actors at rank 1, owned by process 0.
+  std::vector<ActorRef> SpawnMany(int count, bool keep) {
+    constexpr int kAtOnce = 500;
+    SpawnOptions options;
+    options.keep = keep;
+    std::vector<ActorRef> all;
+    for (int i = 0; i < count; i += kAtOnce) {
+      Answers answers;
+      for (int k = 0; k < kAtOnce; ++k)
+        clusters_[0]->Spawn("Log", options, {.rank = 1}, "", kSoon, answers.Taker());
+      for (const auto& one : answers.Await(kAtOnce)) {
+        EXPECT_TRUE(one.status.ok()) << one.status;
+        if (one.status.ok()) all.push_back(*ActorRef::Parse(one.result));
+      }
+    }
+    return all;
+  }
   void Gate(bool open) {
     MutexLock lock(&world_.mutex);
     world_.gate = open;

@@ -283,15 +283,7 @@ TEST_F(ClusterTest, AnActorThatIsLostTooOftenHasEnded) {
 TEST_F(ClusterTest, ManyActorsMoveAndEndAtOnce) {
   Open(2);
   constexpr int kActors = 5000;
-  std::vector<ActorRef> all;
-  for (int i = 0; i < kActors; i += 500) {
-    Answers answers;
-    for (int k = 0; k < 500; ++k) clusters_[0]->Spawn("Log", {}, {.rank = 1}, "", kSoon, answers.Taker());
-    for (const auto& one : answers.Await(500)) {
-      ASSERT_TRUE(one.status.ok()) << one.status;
-      all.push_back(*ActorRef::Parse(one.result));
-    }
-  }
+  const std::vector<ActorRef> all = SpawnMany(kActors, /*keep=*/false);
   std::vector<std::thread> joining;
   job_.Begin({0, 2});
   Add(2, {}, joining);
@@ -342,6 +334,20 @@ TEST_F(ClusterTest, AKeptActorGoesOnElsewhereWithAllThatWasHeard_P4) {
   EXPECT_EQ(next['0'], kCalls);
   EXPECT_EQ(next['1'], kCalls);
   for (auto& [process, cluster] : clusters_) FakeNet::Get().CutOff(cluster->endpoint(), false);
+}
+
+TEST_F(ClusterTest, WhoWasSilentForAWhileFindsAKeptActorThatHasMoved) {
+  Open(3);
+  const auto actor = SpawnKept(0, 1, "x");
+  ASSERT_TRUE(actor.ok());
+  for (const int from : {0, 2}) EXPECT_TRUE(Call(from, *actor, 3, absl::StrCat(from)).ok());
+  Nap(500);  // its answers are acknowledged, and nothing is under way
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), true);
+  job_.Begin({0, 2});
+  AwaitLooking([&] { return clusters_[2]->counts().actors == 1; });
+  for (const int from : {0, 2}) EXPECT_EQ(*Call(from, *actor, 4, "", absl::Seconds(20)), "x02");
+  EXPECT_EQ(*Call(2, *actor, 3, "a", absl::Seconds(20)), "x02a");
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), false);
 }
 
 TEST_F(ClusterTest, NobodyHearsOfWhatItsOwnerDoesNotHaveYet) {

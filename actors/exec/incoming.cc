@@ -285,10 +285,4 @@ bool IncomingCalls::Flush(port::ServerTransport& server) {
   return !waiting_.empty();
 }
 
-size_t IncomingCalls::answers_kept() const {
-  size_t kept = 0;
-  for (const auto& [actor, ledger] : ledgers_) kept += ledger.answers();
-  return kept;
-}
-
 }  // namespace gtrain::actors

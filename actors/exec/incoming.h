@@ -59,7 +59,7 @@ class IncomingCalls {
             absl::string_view result);
 
   // From now on, and before anybody knows of the actor: its owner, which has the number `id` for it, keeps
-  // it, and `record` is what it had elsewhere. An owner that is this process keeps nothing.
+  // it, and `record` is what it had elsewhere.
   void Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record);
   void Saved(uint64_t actor, const absl::Status& status, absl::string_view state);
   // NotFound, Unavailable: nobody keeps it any more, and it ends. Other errors: the owner is asked again.
@@ -73,9 +73,6 @@ class IncomingCalls {
 
   // Sends what connections take. True: some took not all; again in a moment.
   bool Flush(port::ServerTransport& server);
-
-  size_t callers() const { return callers_.size(); }
-  size_t answers_kept() const;
 
  private:
   struct Caller {
@@ -119,7 +116,7 @@ class IncomingCalls {
   std::map<CallerId, Caller> callers_;
   std::map<uint64_t, CallLedger> ledgers_;  // by actor
   std::map<uint64_t, KeptActor> kept_;
-  std::set<CallerId> dead_;     // 16 bytes of each process that was lost
+  std::set<CallerId> dead_;     // about 50 bytes of each process that was lost
   std::set<CallerId> waiting_;  // with something unsent
 };
 

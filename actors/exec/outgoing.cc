@@ -89,6 +89,8 @@ void OutgoingCalls::Acknowledge(Instant now, std::string* message) {
     it->second.acknowledges = false;
     if (it->second.window.size() > 0 || !it->second.waiting.empty()) continue;
     AppendFrame(AcknowledgeFrame{number, it->second.window.last()}, message);
+    // Where a kept actor is made anew its ledger goes on with the numbers of this one.
+    if (it->second.ref && it->second.ref->kept != 0) continue;
     if (number == 0 && !queued_.empty()) continue;
     if (it->second.paused_until) paused_.erase({*it->second.paused_until, number});
     idle_[number] = it->second.window.last();

@@ -183,6 +183,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
   // `counted`: among those that are made at once.
   void OnMade(uint64_t id, bool counted, const absl::Status& status, absl::string_view result) {
     bool again = false;
+    absl::Status settled = status;
     {
       MutexLock lock(&mutex_);
       if (counted) --making_;
@@ -193,14 +194,16 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
                         (absl::IsUnavailable(status) || gone_.contains(it->second.on) ||
                          (absl::IsDeadlineExceeded(status) && !it->second.spawner));
       if (lost) {
-        again = CountLoss(it->second).empty() && (!it->second.spawner || clock_.Now() < it->second.deadline);
+        const std::string reason = CountLoss(it->second);
+        again = reason.empty() && (!it->second.spawner || clock_.Now() < it->second.deadline);
+        if (status.ok()) settled = absl::UnavailableError(reason.empty() ? "its process was lost" : reason);
         if (again) {
           Leave(it->second.on);
           to_make_.push_back(id);
         }
       }
     }
-    if (!again) Settle(id, status, result);
+    if (!again) Settle(id, settled, result);
     MakeSome();
   }
 

@@ -127,6 +127,19 @@ TEST_F(OwnedTest, ASpawnWhoseProcessIsLostGoesElsewhere) {
   EXPECT_TRUE(making_.empty());
 }
 
+// Its process is lost before the answer to the spawn is heard.
+TEST_F(OwnedTest, ASpawnThatIsAnsweredByALostProcessHasFailed) {
+  OwnedActors::Spec spec;
+  spec.options.restarts = 0;
+  owned_->Spawn(spec, absl::Seconds(10), [this](const absl::Status& status, absl::string_view) {
+    heard_.push_back(status.ok() ? "made" : std::string(status.message()));
+  });
+  owned_->ProcessLost(kOne);
+  Make(7);
+  EXPECT_THAT(heard_, ElementsAre("its process was lost, and it has 0 restarts"));
+  EXPECT_EQ(owned_->size(), 0u);
+}
+
 // A process that was given up, and lives, has nothing more to say (N2).
 TEST_F(OwnedTest, OnlyTheProcessThatHasItSaysWhatIsKept) {
   const uint64_t id = Spawn(7, /*keep=*/true);

@@ -331,7 +331,6 @@ class Peers::Loop {
     }
     for (auto& [id, peer] : peers_) {
       if (!peer.named || now.contains(id) || peer.calls.gone()) continue;
-      incoming_.Forget(id);
       Lose(id, peer, "its process has ended");
     }
   }
@@ -339,6 +338,7 @@ class Peers::Loop {
   void Lose(const CallerId& id, Peer& peer, absl::string_view why) {
     std::vector<OutgoingCalls::Call> unsent;
     std::vector<OutgoingCalls::Moved> moved;
+    incoming_.Forget(id);
     peer.calls.Gone(why, heard_, unsent, moved);
     touched_.insert(&peer);
     if (options_.on_gone) options_.on_gone(id);
@@ -381,8 +381,7 @@ class Peers::Loop {
     if (peer.client != nullptr || peer.endpoint.empty() || peer.calls.idle()) return;
     auto client = options_.connect(peer.endpoint);
     if (!client.ok()) {
-      LogWarning("there is no connection to ", peer.calls.name(), ": ", client.status().message());
-      return;
+      return Complain(absl::StrCat("there is no connection to ", peer.calls.name()), client.status());
     }
     peer.client = *std::move(client);
     Watch(peer.client->PollFd(), &peer);
@@ -461,7 +460,7 @@ class Peers::Loop {
       const std::optional<port::Received> received = server_->Receive();
       if (!received) return;
       const absl::Status status = incoming_.OnMessage(received->route, received->payload);
-      if (!status.ok()) Complain(received->address, status);
+      if (!status.ok()) Complain(absl::StrCat("a message of ", received->address, " is dropped"), status);
     }
   }
 
@@ -473,18 +472,18 @@ class Peers::Loop {
       if (!message) break;
       const absl::Status status = peer.calls.OnMessage(*message, clock_.Now(), heard_);
       if (absl::IsNotFound(status)) return Lose(peer.id, peer, status.message());
-      if (!status.ok()) Complain(peer.endpoint, status);
+      if (!status.ok()) Complain(absl::StrCat("a message of ", peer.calls.name(), " is dropped"), status);
     }
     answered_.fetch_add(peer.calls.answered() - before, std::memory_order_relaxed);
     LookAtConnection(peer);
     touched_.insert(&peer);
   }
 
-  void Complain(const std::string& who, const absl::Status& status) {
+  void Complain(const std::string& what, const absl::Status& status) {
     const Instant now = clock_.Now();
     if (complained_ && now - *complained_ < absl::Seconds(10)) return;
     complained_ = now;
-    LogWarning("a message of ", who, " is dropped: ", status.message());
+    LogWarning(what, ": ", status.message());
   }
 
   void Tell() {

@@ -68,8 +68,7 @@ Relocations::Waited Relocations::Located(const ActorRef& ref, const absl::Status
   }
   target.ended =
       absl::IsUnavailable(at.status())
-          ? absl::NotFoundError(absl::StrCat("the actor is no more: its process and that of its owner "
-                                             "have ended"))
+          ? absl::NotFoundError("the actor is no more: its process and that of its owner have ended")
           : at.status();
   if (waited.moved) waited.moved->Cancel(target.ended, heard);
   for (Call& call : waited.calls) heard.push_back({std::move(call.reply), target.ended, ""});

@@ -185,18 +185,6 @@ absl::StatusOr<Frame> TakeKind(Reader& reader) {
 
 void AppendFrame(const Frame& frame, std::string* message) { std::visit(Appender{message}, frame); }
 
-size_t FrameBytes(const Frame& frame) {
-  struct Bytes {
-    size_t operator()(const HelloFrame&) const { return 34; }
-    size_t operator()(const WelcomeFrame&) const { return 18; }
-    size_t operator()(const CallFrame& call) const { return 38 + call.arguments.size(); }
-    size_t operator()(const AnswerFrame& answer) const { return 22 + answer.text.size(); }
-    size_t operator()(const AgainFrame&) const { return 18; }
-    size_t operator()(const AcknowledgeFrame&) const { return 17; }
-  };
-  return std::visit(Bytes(), frame);
-}
-
 absl::StatusOr<Frame> TakeFrame(absl::string_view* message) {
   Reader reader(message);
   GT_ASSIGN_OR_RETURN(Frame frame, TakeKind(reader));

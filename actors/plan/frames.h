@@ -65,8 +65,6 @@ struct AcknowledgeFrame {
 using Frame = std::variant<HelloFrame, WelcomeFrame, CallFrame, AnswerFrame, AgainFrame, AcknowledgeFrame>;
 
 void AppendFrame(const Frame& frame, std::string* message);
-// The bytes that AppendFrame adds.
-size_t FrameBytes(const Frame& frame);
 
 // The next frame of a message, which loses its bytes; views into it. InvalidArgument: it is none, and what
 // follows is not to be read.

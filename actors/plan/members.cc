@@ -146,6 +146,19 @@ absl::StatusOr<KeptRecord> ParseRecord(absl::string_view bytes) {
   return record;
 }
 
+std::string PrintOwned(const OwnedReport& report) {
+  std::string bytes;
+  PutNumber(report.id, &bytes);
+  return bytes.append(report.text.data(), report.text.size());
+}
+
+absl::StatusOr<OwnedReport> ParseOwned(absl::string_view bytes) {
+  OwnedReport report;
+  if (!TakeNumber(&bytes, &report.id)) return Malformed("which actor is this about?");
+  report.text = bytes;
+  return report;
+}
+
 std::string PrintEnd(const EndRequest& request) {
   std::string bytes;
   PutText(request.reason, &bytes);

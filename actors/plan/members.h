@@ -32,8 +32,8 @@ enum class Control : uint32_t {
   kEnd = 1,     // an EndRequest
   kFinish = 2,  // the driver has ended, and so does this process
   kLocate = 3,  // of the owner: a LocateRequest; the answer is an address
-  kKeep = 4,    // of the owner: its number of an actor (8 bytes) and a KeptRecord
-  kEnded = 5,   // of the owner: its number of an actor that has ended by itself (8 bytes), and why
+  kKeep = 4,    // of the owner: an OwnedReport with a KeptRecord
+  kEnded = 5,   // of the owner: an OwnedReport of an actor that has ended by itself, and why
 };
 
 struct SpawnRequest {
@@ -60,6 +60,15 @@ struct KeptRecord {
 };
 std::string PrintRecord(const KeptRecord& record);
 absl::StatusOr<KeptRecord> ParseRecord(absl::string_view bytes);
+
+// What the process that has an actor says to its owner.
+struct OwnedReport {
+  uint64_t id = 0;  // the owner's number of it
+  absl::string_view text;
+};
+std::string PrintOwned(const OwnedReport& report);
+// A view into `bytes`.
+absl::StatusOr<OwnedReport> ParseOwned(absl::string_view bytes);
 
 struct EndRequest {
   absl::string_view reason;

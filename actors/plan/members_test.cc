@@ -59,6 +59,15 @@ TEST(Record, IsReadAsItWasWritten) {
   }
 }
 
+TEST(Owned, IsReadAsItWasWritten) {
+  const std::string bytes = PrintOwned({UINT64_MAX, "why"});
+  const auto read = ParseOwned(bytes);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read->id, UINT64_MAX);
+  EXPECT_EQ(read->text, "why");
+  EXPECT_FALSE(ParseOwned(bytes.substr(0, 7)).ok());
+}
+
 TEST(End, IsReadAsItWasWritten) {
   for (const std::vector<uint64_t>& actors : {std::vector<uint64_t>{}, {1, UINT64_MAX}}) {
     const std::string bytes = PrintEnd({"why", actors});

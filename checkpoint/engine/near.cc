@@ -16,17 +16,12 @@ namespace gtrain::ckpt {
 
 namespace {
 
-constexpr char kModule[] = "libgtrain_near.so";
 constexpr size_t kAskersMax = 8;
 
 absl::StatusOr<const port::NearModule*> Load() {
-  GT_ASSIGN_OR_RETURN(void* const module, LoadModule(kModule, "GTRAIN_NEAR_MODULE",
-                                                     "copies of checkpoints on other machines need"));
-  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, port::kNearModuleEntry, kModule));
-  const port::NearModule* near = reinterpret_cast<const port::NearModule* (*)()>(entry)();
-  if (near->abi != port::kNearModuleAbi)
-    return absl::FailedPreconditionError(absl::StrCat(kModule, " belongs to another version of gtrain"));
-  return near;
+  return LoadModuleTable<port::NearModule>("libgtrain_near.so", "GTRAIN_NEAR_MODULE",
+                                           "copies of checkpoints on other machines need",
+                                           port::kNearModuleEntry, port::kNearModuleAbi);
 }
 
 }  // namespace

@@ -167,7 +167,9 @@ absl::StatusOr<std::optional<NearPlace>> ReadNear(const Environment& environment
   if (!good || place.holders > place.peers.size())
     return Bad("GTRAIN_CHECKPOINT_PEERS", peers,
                "how many of them keep copies, then name, address and key of each");
-  place.secret = environment("GTRAIN_JOB_SECRET").value_or("");
+  // An agent of the version before says it under the other name.
+  place.secret =
+      environment("GTRAIN_JOB_SECRET").value_or(environment("GTRAIN_CHECKPOINT_SECRET").value_or(""));
   return place;
 }
 

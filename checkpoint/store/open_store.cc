@@ -14,17 +14,10 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr char kModule[] = "libgtrain_s3.so";
-
 absl::StatusOr<const port::StoreModule*> Load() {
-  GT_ASSIGN_OR_RETURN(void* const module,
-                      LoadModule(kModule, "GTRAIN_S3_MODULE", "checkpoints in s3:// need"));
-  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, port::kStoreModuleEntry, kModule));
-  const port::StoreModule* store = reinterpret_cast<const port::StoreModule* (*)()>(entry)();
-  if (store->abi != port::kStoreModuleAbi) {
-    return absl::FailedPreconditionError(absl::StrCat(kModule, " belongs to another version of gtrain"));
-  }
-  return store;
+  return LoadModuleTable<port::StoreModule>("libgtrain_s3.so", "GTRAIN_S3_MODULE",
+                                            "checkpoints in s3:// need", port::kStoreModuleEntry,
+                                            port::kStoreModuleAbi);
 }
 
 }  // namespace

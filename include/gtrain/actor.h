@@ -328,7 +328,7 @@ class Spawn {
   }
   // kPeer: a call that changes it is answered when its owner has the state that came of it, and then is never
   // undone; calls whose process is lost meanwhile are made again elsewhere, each once. The class has a
-  // `Persist`. Nothing is kept of one that is in its owner's process, which it cannot outlive.
+  // `Persist`. One that is in its owner's process cannot outlive it.
   Spawn& Keep(Durable durable) {
     keep_ = durable == Durable::kPeer;
     return *this;

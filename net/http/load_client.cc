@@ -1,4 +1,3 @@
-#include "absl/strings/str_cat.h"
 #include "base/module.h"
 #include "base/status_macros.h"
 #include "net/http/client.h"
@@ -6,13 +5,9 @@
 namespace gtrain::http {
 
 absl::StatusOr<std::unique_ptr<Client>> LoadClient() {
-  constexpr char kFile[] = "libgtrain_http.so";
-  GT_ASSIGN_OR_RETURN(void* const module, LoadModule(kFile, "GTRAIN_HTTP_MODULE", "notices of clouds need"));
-  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, kModuleEntry, kFile));
-  const Module* loaded = reinterpret_cast<const Module* (*)()>(entry)();
-  if (loaded->abi != kModuleAbi) {
-    return absl::FailedPreconditionError(absl::StrCat(kFile, " belongs to another version of gtrain"));
-  }
+  GT_ASSIGN_OR_RETURN(const Module* const loaded,
+                      LoadModuleTable<Module>("libgtrain_http.so", "GTRAIN_HTTP_MODULE",
+                                              "notices of clouds need", kModuleEntry, kModuleAbi));
   return loaded->make();
 }
 

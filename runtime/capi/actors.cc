@@ -104,17 +104,6 @@ class SessionGathering final : public actors::Gathering {
   const uint64_t first_generation_;
 };
 
-absl::StatusOr<const port::NetModule*> LoadNet() {
-  constexpr char kModule[] = "libgtrain_net.so";
-  GT_ASSIGN_OR_RETURN(void* const module,
-                      LoadModule(kModule, "GTRAIN_NET_MODULE", "actors on several ranks need"));
-  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, port::kNetModuleEntry, kModule));
-  const port::NetModule* net = reinterpret_cast<const port::NetModule* (*)()>(entry)();
-  if (net->abi != port::kNetModuleAbi)
-    return absl::FailedPreconditionError(absl::StrCat(kModule, " belongs to another version of gtrain"));
-  return net;
-}
-
 // None: the process is alone.
 absl::StatusOr<std::optional<actors::ClusterNetwork>> NetworkOf(const std::shared_ptr<Session>& session) {
   if (session == nullptr || !session->managed() || (session->world_size() == 1 && !session->in_place()))
@@ -126,7 +115,10 @@ absl::StatusOr<std::optional<actors::ClusterNetwork>> NetworkOf(const std::share
         "GTRAIN_JOB_SECRET is not set: actors on several ranks need it, and an agent of another version of "
         "gtrain has started this process");
   }
-  GT_ASSIGN_OR_RETURN(network.net, LoadNet());
+  GT_ASSIGN_OR_RETURN(network.net,
+                      LoadModuleTable<port::NetModule>("libgtrain_net.so", "GTRAIN_NET_MODULE",
+                                                       "actors on several ranks need", port::kNetModuleEntry,
+                                                       port::kNetModuleAbi));
   network.gathering = std::make_unique<SessionGathering>(session);
   network.secret = reach.secret;
   network.address = reach.address;

@@ -18,7 +18,7 @@ class ActorsTest(harness.GtrainTest):
     def launch(self, name, ranks, *words, extra='', detached=True):
         job = self.job_file(name, f'name: {name}\nrun: {DRIVER} {self.out} {" ".join(map(str, words))}\nranks: {ranks}\n'
                                   f'resources: {{cpus: 1, oversubscribe: true}}\n{extra}')
-        return self.gtrain('launch', *(['-d'] if detached else []), job, GTRAIN_NET_MODULE=os.path.join(BUILD, 'lib', 'libgtrain_net.so'))
+        return self.gtrain('launch', *(['-d'] if detached else []), job)
 
     def processes(self):
         return {int(name[8:]) for name in os.listdir(self.out) if name.startswith('process.')}

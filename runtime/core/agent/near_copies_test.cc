@@ -47,6 +47,7 @@ TEST_F(AgentCoreTest, RanksLearnWhoHasCopiesAndTheAgentSharesItsOwn) {
   auto env = EnvOf(Commands<keeper::StartRank>()[0]);
   EXPECT_EQ(env["GTRAIN_CHECKPOINT_PEERS"], "1 c [fd00::3]:7072 key-c,b_c 10.0.0.2:7071 key-b");
   EXPECT_EQ(env["GTRAIN_JOB_SECRET"], "5ec2e7");
+  EXPECT_EQ(env["GTRAIN_CHECKPOINT_SECRET"], "5ec2e7");
   bool shared = false;
   for (const AgentEffect& effect : last_.effects) {
     const auto* share = std::get_if<ShareCopies>(&effect);

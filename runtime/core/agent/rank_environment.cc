@@ -184,6 +184,7 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
       policy.replicas == 0 || grant.near_secret.empty() ? "" : PeersText(grant, config.node, policy.replicas);
   if (peers.empty()) return;
   (*env)["GTRAIN_CHECKPOINT_PEERS"] = peers;
+  (*env)["GTRAIN_CHECKPOINT_SECRET"] = grant.near_secret;  // for programs of the version before
 }
 
 // Writes the codecs in the words of ParseCompression (comm/codec/compressor.h).
@@ -249,6 +250,7 @@ constexpr const char* kOwnVariables[] = {
     "GTRAIN_CHECKPOINT_ON_ERROR",
     "GTRAIN_CHECKPOINT_PEERS",
     "GTRAIN_CHECKPOINT_READ_ONLY",
+    "GTRAIN_CHECKPOINT_SECRET",
     "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
     "GTRAIN_COMPRESSION",
     "GTRAIN_ELASTIC",
