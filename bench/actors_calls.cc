@@ -37,7 +37,7 @@ class Counter {
  public:
   explicit Counter(int64_t from) : value_(from) {}
   int64_t Add(int64_t by) { return value_ += by; }
-  int64_t Take(std::vector<uint8_t> bytes) { return value_ += bytes.empty() ? 0 : 1; }
+  int64_t Take(const std::vector<uint8_t>& bytes) { return value_ += bytes.empty() ? 0 : 1; }
   void Persist(auto& archive) { archive(value_); }
 
  private:

@@ -76,7 +76,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
   options.connect = [module = network_->net, net](const std::string& endpoint) {
     return module->connect(endpoint, net);
   };
-  options.control = [this](const CallerId& caller, uint32_t method, std::string arguments,
+  options.control = [this](const CallerId& caller, uint32_t method, const std::string& arguments,
                            absl::Duration timeout,
                            Reply reply) { OnControl(caller, method, arguments, timeout, std::move(reply)); };
   options.on_gone = [this](const CallerId& process) { OnGone(process); };

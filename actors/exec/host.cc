@@ -439,6 +439,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     idle_.pop_back();
   }
 
+  // A copy, since the map's own goes.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   void EndLocked(std::shared_ptr<Actor> actor, absl::string_view reason, AllHeard& heard)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     actors_.erase(actor->address.number);

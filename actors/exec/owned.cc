@@ -25,6 +25,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
   void Spawn(Spec spec, absl::Duration timeout, Reply reply) {
     uint64_t id = 0;
     absl::StatusOr<CallerId> on;
+    Reply refused;
     {
       MutexLock lock(&mutex_);
       on = Pick(spec.placement);
@@ -36,9 +37,11 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         owned.on = *on;
         owned.spawner = std::move(reply);
         owned.deadline = clock_.Now() + timeout;
+      } else {
+        refused = std::move(reply);
       }
     }
-    if (!on.ok()) return reply(on.status(), {});
+    if (refused) return refused(on.status(), {});
     Start(id, *on, spec, timeout, /*counted=*/false);
   }
 

@@ -61,7 +61,7 @@ class ActorsTest(harness.GtrainTest):
         seed = random.SystemRandom().randrange(1 << 32)
         rng = random.Random(seed)
         seconds = soak(300, 12)
-        self.launch('count', 4, 'count', seconds, extra='elastic: {mode: in-place}\nrestart: {budget: 10000}\n')
+        self.launch('count', 4, 'count', seconds, extra='elastic: {mode: in-place}\nrestart: {budget: 10000, before_first_step: 10000}\n')
         wait_until('effects of all', lambda: len(self.effects()) == 3 and all(self.effects().values()))
         kills = 0
         while self.kill_one('count', rng):
@@ -102,7 +102,7 @@ class ActorsTest(harness.GtrainTest):
         """P4, P1: hosts are killed all the time, and every call ends well. GTRAIN_SOAK=1: five minutes."""
         seed = random.SystemRandom().randrange(1 << 32)
         rng = random.Random(seed)
-        self.launch('keep', 4, 'keep', soak(300, 10), extra='elastic: {mode: in-place}\nrestart: {budget: 10000}\n')
+        self.launch('keep', 4, 'keep', soak(300, 10), extra='elastic: {mode: in-place}\nrestart: {budget: 10000, before_first_step: 10000}\n')
         wait_until('all sums', lambda: os.path.exists(os.path.join(self.out, 'begun')))
         kills = 0
         while self.kill_one('keep', rng):
