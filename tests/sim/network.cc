@@ -40,6 +40,11 @@ std::string Describe(const core::Message& message) {
                             "]");
           }
         }
+        if constexpr (requires { m.kept.begin()->processes; }) {
+          for (const auto& kept : m.kept)
+            absl::StrAppend(&text, " [", kept.job.value, " waits ", kept.processes.size(), " come ",
+                            kept.coming.size(), "]");
+        }
         if constexpr (requires {
                         m.id;
                         m.ok;

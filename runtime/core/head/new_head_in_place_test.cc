@@ -118,6 +118,7 @@ TEST_F(NewHeadInPlaceTest, WhoHasTheStateIsAwaitedBeforeOthersAreGrantedIt_H1) {
   sent_.clear();
   Hello("3", 4);
   EXPECT_THAT(Sent<StartGeneration>(), IsEmpty()) << "three processes wait with step 7 elsewhere";
+  EXPECT_THAT(Reason(), HasSubstr("this head has not heard its agent yet"));
   Keeps("1", 2, LeftOf(last, "1"));
   EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
   Keeps("2", 2, LeftOf(last, "2"));
@@ -150,6 +151,36 @@ TEST_F(NewHeadInPlaceTest, WhoNeverSpeaksAgainIsNotAwaitedForLong_H1) {
   Hello("3", 4);
   Pass(absl::Seconds(180), {"3"});
   EXPECT_THAT(Sent<StartGeneration>(), Not(IsEmpty())) << Reason();
+}
+
+// The simulator's seed 18903: a machine comes back with processes that have the state, and with a generation
+// of another job that has gone on elsewhere meanwhile.
+TEST_F(NewHeadInPlaceTest, AMachineOnWhichAnotherJobIsStillEndedIsAwaited_N2) {
+  Hello("1", 6);
+  RunThere("train 4 4 in-place");
+  CrashAgainAndAgain();
+  const GenerationGrant last = Newest();
+  const JobId other = Submit("other 2 2");
+  StartRanks(other);
+  Hello("3", 2);
+  sent_.clear();
+  Pass(absl::Seconds(11), {"3"});
+  ASSERT_EQ(Newest().job, other);
+  ASSERT_EQ(Newest().ranks[0].node, NodeId("3"));
+  const HeldGeneration moved{other, {2}, {1}};
+  Boot();
+  Hello("3", 2, {moved});
+  Hello("2", 4);
+  sent_.clear();
+  Keeps("1", 6, LeftOf(last, "1"), {HeldGeneration{other, {1}, {}}});
+  Pass(absl::Seconds(4), {"1", "2", "3"});
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty()) << "three processes wait with step 7 on 1";
+  EXPECT_THAT(Reason(), HasSubstr("processes of another job are still being ended there"));
+  FromNode("1", GenerationGone{other, {1}, true, ""});
+  Pass(absl::Seconds(60), {"1", "2", "3"});
+  ASSERT_THAT(Sent<StartGeneration>(), Not(IsEmpty()));
+  EXPECT_EQ(Newest().job, job_);
+  EXPECT_EQ(GoOn(), 3);
 }
 
 // ---- the head dies between a revoke, which leaves at once, and the record of it

@@ -127,6 +127,10 @@ void Placer::CheckViews() {
   views_key_ = std::move(key);
 }
 
+bool Placer::EndsOlderOn(const Job& job, const NodeId& node) {
+  return job.record.grant && job.Unreleased(node) && !job.HoldsNode(node);
+}
+
 std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting, bool on_leaving) const {
   std::vector<plan::NodeView> views;
   std::map<NodeId, plan::NodeView*> by_node;
@@ -150,9 +154,7 @@ std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting, bool on_lea
     const std::vector<NodeId>& unreleased = job.record.unreleased;
     if (!job.Occupies() && unreleased.empty()) continue;
     OccupyAll(job, by_node);
-    // These nodes hold an older generation than the newest grant, so how much it takes there is not known any
-    // more.
-    for (const NodeId& id : unreleased) {
+    for (const NodeId& id : unreleased) {  // EndsOlderOn would look for it in the list again
       const auto it = by_node.find(id);
       if (it == by_node.end() || job.HoldsNode(id) || !it->second->unusable.empty()) continue;
       it->second->unusable = absl::StrCat("processes of an ended generation of ", job_id.value, kMayStillRun);

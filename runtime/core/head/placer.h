@@ -23,6 +23,9 @@ class Placer {
   // `on_leaving`: also on machines that are about to leave.
   plan::Placement PlacementFor(const Job& job, bool on_leaving = false) const;
   plan::Placement PlacementAlone(const Job& job) const;  // as if no other job held anything
+  // Whether `job` is still ending an older generation than its newest grant there: how much it takes of the
+  // node is not known then, and nobody else is given any of it.
+  static bool EndsOlderOn(const Job& job, const NodeId& node);
 
  private:
   // The key has all that views_ was made of and is compared before each use, so that no change is forgotten.

@@ -255,12 +255,14 @@ void Recovery::AwaitWord(const Node& node, const GenerationDescribed& described)
       "that machine, stop this head, say gtrain head recover --accept-unsealed, and start it again"));
 }
 
-bool Recovery::AwaitsHello(const Job& job) const {
-  if (!job.spec.in_place || !job.record.grant || job.granted_here || job.Live()) return false;
-  return std::ranges::any_of(job.record.grant->nodes, [&](const NodePlace& place) {
+std::optional<NodeId> Recovery::AwaitsHello(const Job& job) const {
+  if (!job.spec.in_place || !job.record.grant || job.granted_here || job.Live()) return std::nullopt;
+  for (const NodePlace& place : job.record.grant->nodes) {
     const auto node = model_.nodes.find(place.node);
-    return node != model_.nodes.end() && !node->second.welcomed && node->second.state != NodeState::kDead;
-  });
+    if (node != model_.nodes.end() && !node->second.welcomed && node->second.state != NodeState::kDead)
+      return place.node;
+  }
+  return std::nullopt;
 }
 
 bool Recovery::AwaitsWord(const JobId& job) const {

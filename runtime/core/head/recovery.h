@@ -55,7 +55,7 @@ class Recovery {
   bool AwaitsWord(const JobId& job) const;
   // Processes of it may wait on a node that has not said hello to this head, and is not dead either: what is
   // granted, or ended, before that would lose what they have in memory.
-  bool AwaitsHello(const Job& job) const;
+  std::optional<NodeId> AwaitsHello(const Job& job) const;
   // The node holds nothing of the job; the head judges that once all agents had the time to speak.
   void JudgeLater(const JobId& job, const NodeId& node) { unsettled_.emplace(job, node); }
 

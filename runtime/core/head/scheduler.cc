@@ -72,9 +72,14 @@ void Scheduler::Schedule(Instant now) {
   }
   std::vector<Job*> wanting;
   for (Job* job : candidates) {
-    if (job->Wanting() && (!job->not_before || *job->not_before <= now) &&
-        !recovery_.AwaitsWord(job->record.id) && !recovery_.AwaitsHello(*job))
+    if (!job->Wanting() || (job->not_before && *job->not_before > now) ||
+        recovery_.AwaitsWord(job->record.id))
+      continue;
+    if (const auto node = recovery_.AwaitsHello(*job)) {
+      Await(*job, *node, "this head has not heard its agent yet");
+    } else {
       wanting.push_back(job);
+    }
   }
   std::stable_sort(wanting.begin(), wanting.end(),
                    [](const Job* a, const Job* b) { return a->spec.priority > b->spec.priority; });
@@ -91,7 +96,7 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
   if (timers_.EndIfItsTimeIsUp(job, now)) return true;
   if (job.record.after_save != Ending::kNone) {
     if (save_.Begin(job, now)) return true;
-    if (SurvivorSave::IsDue(job) && save_.AwaitsAgent(job)) return false;
+    if (SurvivorSave::IsDue(job) && save_.AwaitsMachine(job)) return false;
     life_.FinishAfterSave(job);
     return true;
   }
@@ -101,15 +106,24 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
     NotPlaced(job, placement, now);
     return false;
   }
-  if (save_.AwaitsAgent(job) && NobodyGoesOn(job, placement)) {
-    // What it has in memory is worth the few seconds until that agent is back or given up.
+  if (const auto node = save_.AwaitsMachine(job); node && NobodyGoesOn(job, placement)) {
+    // What it has in memory is worth the few seconds until that machine can be used or is given up.
     GT_PROBE("head.awaits_who_has_the_state");
+    Await(job, *node, "its agent is silent, or processes of another job are still being ended there");
     return false;
   }
   if (!directories_.DirectoryIsFree(job, now))
     return true;  // asked only of who could start: that looks at all live jobs
   grants_.Grant(job, placement, now);
   return true;
+}
+
+// Whatever kept the job waiting before is not what it waits for now.
+void Scheduler::Await(Job& job, const NodeId& node, const char* why) {
+  if (job.record.after_save != Ending::kNone) return;  // its reason says that it is about to end
+  life_.Move(job, job.record.state,
+             absl::StrCat("waits for ", model_.Hostname(node), ", where processes of it may be that have ",
+                          "what was trained: ", why));
 }
 
 // Which nodes keep the job waiting, and what would change that.

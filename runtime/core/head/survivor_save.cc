@@ -91,12 +91,17 @@ bool SurvivorSave::IsDue(const Job& job) {
   return step && (!job.checkpoint || job.checkpoint->step < *step) && RanksOf(job, WhoWaits(job)) > 0;
 }
 
-bool SurvivorSave::AwaitsAgent(const Job& job) const {
-  return std::ranges::any_of(job.kept, [&](const auto& there) {
-    const auto node = model_.nodes.find(there.first);
-    return node != model_.nodes.end() && node->second.state != NodeState::kAlive &&
-           node->second.state != NodeState::kDead;
-  });
+std::optional<NodeId> SurvivorSave::AwaitsMachine(const Job& job) const {
+  if (!job.SurvivorsWait()) return std::nullopt;
+  for (const auto& [id, there] : job.kept) {
+    const auto node = model_.nodes.find(id);
+    if (node == model_.nodes.end() || node->second.state == NodeState::kDead) continue;
+    const auto ends_there = [&, &id = id](const auto& other) {
+      return &other.second != &job && Placer::EndsOlderOn(other.second, id);
+    };
+    if (node->second.state != NodeState::kAlive || std::ranges::any_of(model_.jobs, ends_there)) return id;
+  }
+  return std::nullopt;
 }
 
 bool SurvivorSave::IsOne(const Job& job) { return job.Live() && job.record.saves; }

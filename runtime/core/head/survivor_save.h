@@ -36,8 +36,9 @@ class SurvivorSave {
   static bool IsDue(const Job& job);
   // What of that does not ask who waits, which a new head does not know yet.
   static bool MayBeDue(const Job& job);
-  // An agent of those that wait is neither there nor given up.
-  bool AwaitsAgent(const Job& job) const;
+  // A machine of those that wait which cannot be used for the moment: its agent is neither there nor given
+  // up, or what another job had there is still being ended.
+  std::optional<NodeId> AwaitsMachine(const Job& job) const;
   // The live generation is there to save.
   static bool IsOne(const Job& job);
 
