@@ -157,6 +157,7 @@ class SpotRun {
     if (told_.erase(machine) == 0) return;
     ++result_.told;
     for (const auto& [key, gang] : world_.ranks.gangs()) {
+      if (OnlySaves(key.first, key.second)) continue;
       for (const auto& [number, rank] : gang.ranks) {
         if (rank->machine != machine || rank->generation != key.second || !rank->exited || rank->kept)
           continue;
@@ -164,6 +165,13 @@ class SpotRun {
                                                   key.second, ", and was told in time"));
       }
     }
+  }
+
+  // All machines leave, and who is left tries to save what came behind the last checkpoint until the end.
+  bool OnlySaves(const JobId& job, uint64_t generation) const {
+    const core::HeadCore* const core = world_.head->core();
+    const core::JobRecord* const record = core == nullptr ? nullptr : core->RecordOf(job);
+    return record != nullptr && record->saves && record->generation.value == generation;
   }
 
   // Those that the next tick takes hear of it in time, if they run by then.
