@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "actors/plan/frames.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 
@@ -19,6 +20,9 @@ constexpr absl::Duration kKeepWithin = absl::Minutes(1);
 constexpr absl::Duration kLocateWithin =
     absl::Minutes(10);                // calls that wait for it have deadlines of their own
 constexpr int kMessagesInQueue = 64;  // of a connection: about 16 MiB, or a few long ones
+
+// In an endpoint, between where it is on the network and its name on its machine.
+constexpr char kBesides = '+';
 
 CallerId ProcessOf(const ActorAddress& address) { return {address.host_high, address.host_low}; }
 
@@ -74,8 +78,9 @@ absl::Status Cluster::Join(ClusterNetwork network) {
   Peers::Options options;
   options.self = self_;
   options.connect = [module = network_->net, net](const std::string& endpoint) {
-    return module->connect(endpoint, net);
+    return module->connect(endpoint.substr(0, endpoint.find(kBesides)), net);
   };
+  if (network_->shared_memory) ListenHere(net, &options);
   options.control = [this](const CallerId& caller, uint32_t method, const std::string& arguments,
                            absl::Duration timeout,
                            Reply reply) { OnControl(caller, method, arguments, timeout, std::move(reply)); };
@@ -103,6 +108,24 @@ absl::Status Cluster::Join(ClusterNetwork network) {
   // A driver that ends as this process comes up gathers with nobody.
   mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
   return gathered_.value_or(absl::OkStatus());
+}
+
+// Where that is not to be had, all goes over the network.
+void Cluster::ListenHere(const port::NetOptions& net, Peers::Options* options) {
+  net::ShmOptions here;
+  here.secret = net.secret;
+  here.message_bytes_max = static_cast<size_t>(net.message_bytes_max);
+  auto server = net::ShmServer::Start(here);
+  if (!server.ok())
+    return LogWarning("actors of this machine call each other over the network: ", server.status().message());
+  absl::StrAppend(&endpoint_, std::string(1, kBesides), (*server)->name());
+  options->local = *std::move(server);
+  options->connect_near = [here](const std::string& endpoint) -> std::unique_ptr<net::ShmLink> {
+    const size_t at = endpoint.find(kBesides);
+    if (at == std::string::npos) return nullptr;
+    auto link = net::ShmLink::Connect(endpoint.substr(at + 1), here);
+    return link.ok() ? *std::move(link) : nullptr;
+  };
 }
 
 // The actors' last calls may need the others, and the others their answers.

@@ -57,6 +57,7 @@ struct ClusterNetwork {
   std::string address;  // of this machine, numeric
   std::string node;
   absl::Duration join_timeout = absl::Minutes(10);
+  bool shared_memory = true;  // with processes of this machine
 };
 
 class Cluster {
@@ -102,6 +103,8 @@ class Cluster {
   };
 
   struct Ends;  // hears of actors that have ended, while the cluster lives
+
+  void ListenHere(const port::NetOptions& net, Peers::Options* options);
 
   void Gather();
   void ReportProgress();

@@ -1,5 +1,7 @@
 // A job of clusters in one process, for tests: their generations, what their actors do, and its connections.
 #pragma once
+#include <sys/socket.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -268,6 +270,7 @@ class ClusterTest : public ::testing::Test {
       network.secret = std::string(64, '5');
       network.address = "127.0.0.1";
       network.node = absl::StrCat("node-", process / 2);
+      network.shared_memory = shared_memory_;
       const absl::Status status = cluster->Join(std::move(network));
       EXPECT_TRUE(status.ok()) << status;
     });
@@ -292,6 +295,22 @@ class ClusterTest : public ::testing::Test {
     Answers answers;
     clusters_[from]->Call(actor, method, text, timeout, answers.Taker());
     return answers.Get();
+  }
+  static std::string NetworkOf(const Cluster& cluster) {
+    return cluster.endpoint().substr(0, cluster.endpoint().find('+'));
+  }
+  // Shuts all Unix sockets of this process down that are connected. How many there were.
+  static int CloseLinks() {
+    int closed = 0;
+    for (int fd = 3; fd < 4096; ++fd) {
+      int type = 0, listens = 0;
+      socklen_t size = sizeof(type);
+      if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET) continue;
+      size = sizeof(listens);
+      if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens != 0) continue;
+      if (shutdown(fd, SHUT_RDWR) == 0) ++closed;
+    }
+    return closed;
   }
   // Time in which something that must not happen could.
   static void Nap(int ms) {
@@ -338,7 +357,9 @@ class ClusterTest : public ::testing::Test {
 
   const port::NetModule* const net_;
   RealClock clock_;
+  bool shared_memory_ = false;
   World world_;
+
   FakeJob job_;
   std::map<int, std::unique_ptr<Cluster>> clusters_;
 };

@@ -1,6 +1,7 @@
 #include "actors/exec/host.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <list>
@@ -255,6 +256,11 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
                      " cannot be kept: give the class `void Persist(auto& archive) { archive(a_, b_); }`"));
   }
 
+  void SetLookAround(LookAround look) {
+    MutexLock lock(&mutex_);
+    look_ = look ? std::make_shared<const LookAround>(std::move(look)) : nullptr;
+  }
+
   bool Post(absl::AnyInvocable<void()>& task) {
     if (deferred != nullptr) {
       deferred->push_back(std::move(task));
@@ -401,9 +407,11 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     work->actor = actor;
     work->deadline = clock_.Now() + timeout;
-    const bool first = timers_.empty() || work->deadline < timers_.begin()->first;
     work->timer = timers_.emplace(work->deadline, work.get());
-    if (first && std::exchange(expirer_waits_, false)) timers_changed_.Ring();
+    if (work->deadline < expires_at_) {
+      expires_at_ = work->deadline;
+      timers_changed_.Ring();
+    }
     actor->mailbox_bytes += work->arguments.size();
     ++waiting_;
     Work& queued = *work;
@@ -434,6 +442,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     WakeOne();
   }
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (looking_ && !wanted_.exchange(true, std::memory_order_relaxed)) return;  // that one takes it
     if (idle_.empty()) return;
     idle_.back()->Ring();
     idle_.pop_back();
@@ -463,9 +472,11 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Run() {
     Bell bell;
+    bool looked = false;  // and found nothing
     for (;;) {
       std::shared_ptr<Actor> actor;
       absl::AnyInvocable<void()> task;
+      std::shared_ptr<const LookAround> look;
       std::vector<absl::AnyInvocable<void()>> later;
       {
         MutexLock lock(&mutex_);
@@ -474,7 +485,13 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
           tasks_.pop_front();
         } else if (ready_.empty()) {
           if (stopping_) return;
-          idle_.push_back(&bell);
+          if (look_ != nullptr && !looking_ && !looked && !closing_) {
+            look = look_;
+            looking_ = true;
+            wanted_.store(false, std::memory_order_relaxed);
+          } else {
+            idle_.push_back(&bell);
+          }
         } else {
           actor = std::move(ready_.front());
           ready_.pop_front();
@@ -482,13 +499,19 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
           actor->inside = true;
         }
       }
-      if (actor == nullptr && !task) {
+      if (actor == nullptr && !task && look == nullptr) {
         bell.WaitFor(absl::InfiniteDuration());
+        looked = false;
         continue;
       }
       inside_actor = true;
       deferred = &later;
-      if (task) {
+      looked = false;
+      if (look != nullptr) {
+        looked = !(*look)([this] { return wanted_.load(std::memory_order_relaxed); });
+        MutexLock lock(&mutex_);
+        looking_ = false;
+      } else if (task) {
         task();
       } else {
         RunOne(actor);
@@ -641,7 +664,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         if (heard.empty()) {
           if (stopping_) return;
           wait = timers_.empty() ? kIdleLook : timers_.begin()->first - now;
-          expirer_waits_ = true;
+          expires_at_ = now + wait;
         }
       }
       if (wait > absl::ZeroDuration()) timers_changed_.WaitFor(wait);
@@ -682,7 +705,10 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
   Bell timers_changed_;
   std::vector<Bell*> idle_ ABSL_GUARDED_BY(mutex_);  // of threads that wait for work, or are about to
-  bool expirer_waits_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<const LookAround> look_ ABSL_GUARDED_BY(mutex_);
+  bool looking_ ABSL_GUARDED_BY(mutex_) = false;  // a thread does
+  std::atomic<bool> wanted_{false};               // it, for work that is there
+  Instant expires_at_ ABSL_GUARDED_BY(mutex_);    // the thread of the deadlines looks then by itself
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0, answered_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t alive_ ABSL_GUARDED_BY(mutex_) = 0, waiting_ ABSL_GUARDED_BY(mutex_) = 0,
                 begun_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -712,6 +738,7 @@ bool Host::CallIfRoom(const ActorAddress& address, int method, std::string& argu
 void Host::Save(uint64_t number) { core_->Save(number); }
 bool Host::Constant(uint64_t number, int method) const { return core_->Constant(number, method); }
 absl::Status Host::MayKeep(absl::string_view type) const { return core_->MayKeep(type); }
+void Host::SetLookAround(LookAround look) { core_->SetLookAround(std::move(look)); }
 bool Host::Post(absl::AnyInvocable<void()>& task) { return core_->Post(task); }
 std::string Host::WhyEnded(uint64_t number) const { return core_->WhyEnded(number); }
 bool Host::Lives(uint64_t number) const { return core_->Lives(number); }

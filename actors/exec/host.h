@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -126,6 +127,12 @@ class Host {
   bool Constant(uint64_t number, int method) const;
   // kInvalidArgument: actors of this class cannot be kept.
   absl::Status MayKeep(absl::string_view type) const;
+  // What a thread without work does before it sleeps, one thread at a time: it looks for a short while
+  // whether
+  // something comes from elsewhere, and comes back at once when `stop` says so. False: nothing came, and the
+  // thread sleeps. It may call the host. Null: nothing.
+  using LookAround = std::function<bool(absl::FunctionRef<bool()> stop)>;
+  void SetLookAround(LookAround look);
   // A thread of the host runs this, before calls that wait. False: the host is closed, and nothing was taken.
   // What goes on when a call has been answered belongs there, and not in whichever thread hears of it.
   bool Post(absl::AnyInvocable<void()>& task);

@@ -263,26 +263,38 @@ void IncomingCalls::Send(const CallerId& id, absl::string_view frame) {
   waiting_.insert(id);
 }
 
-bool IncomingCalls::Flush(port::ServerTransport& server) {
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    Caller& caller = callers_.at(*it);
-    absl::Status sent;
-    while (!caller.unsent.empty() && sent.ok()) {
-      sent = server.Send(caller.route, caller.unsent.front());
-      if (sent.ok()) caller.unsent.pop_front();
-    }
-    if (absl::IsResourceExhausted(sent)) {
-      ++it;
-      continue;
-    }
-    if (!sent.ok()) {  // it comes on another connection, and says hello
-      routes_.erase(caller.route.id);
-      caller.route = {};
-      caller.unsent.clear();
-    }
-    it = waiting_.erase(it);
+bool IncomingCalls::FlushCaller(Caller& caller, SendFunction send) {
+  absl::Status sent;
+  while (!caller.unsent.empty() && sent.ok()) {
+    sent = send(caller.route, caller.unsent.front());
+    if (sent.ok()) caller.unsent.pop_front();
   }
+  if (absl::IsResourceExhausted(sent)) return true;
+  if (!sent.ok()) {  // it comes on another connection, and says hello
+    routes_.erase(caller.route.id);
+    caller.route = {};
+    caller.unsent.clear();
+  }
+  return false;
+}
+
+bool IncomingCalls::Flush(SendFunction send) {
+  for (auto it = waiting_.begin(); it != waiting_.end();)
+    it = FlushCaller(callers_.at(*it), send) ? std::next(it) : waiting_.erase(it);
   return !waiting_.empty();
+}
+
+bool IncomingCalls::FlushOne(const CallerId& caller, SendFunction send) {
+  const auto it = waiting_.find(caller);
+  if (it == waiting_.end()) return false;
+  if (FlushCaller(callers_.at(caller), send)) return true;
+  waiting_.erase(it);
+  return false;
+}
+
+const port::Route* IncomingCalls::RouteOf(const CallerId& caller) const {
+  const auto it = callers_.find(caller);
+  return it == callers_.end() || it->second.route.id.empty() ? nullptr : &it->second.route;
 }
 
 }  // namespace gtrain::actors

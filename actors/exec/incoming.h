@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -71,8 +72,14 @@ class IncomingCalls {
   // Its process is dead, whatever still comes from it.
   void Forget(const CallerId& caller);
 
+  // As ServerTransport::Send.
+  using SendFunction = absl::FunctionRef<absl::Status(const port::Route& route, absl::string_view message)>;
   // Sends what connections take. True: some took not all; again in a moment.
-  bool Flush(port::ServerTransport& server);
+  bool Flush(SendFunction send);
+  // Over the connection of one caller. True: likewise.
+  bool FlushOne(const CallerId& caller, SendFunction send);
+  // The newest connection of a caller; null: it has none.
+  const port::Route* RouteOf(const CallerId& caller) const;
 
  private:
   struct Caller {
@@ -108,6 +115,7 @@ class IncomingCalls {
   void Refuse(uint64_t actor, const std::vector<Held>& held);
   bool IsHeld(uint64_t actor, const CallerId& caller, uint64_t number) const;
   CallLedger& Ledger(uint64_t actor);
+  bool FlushCaller(Caller& caller, SendFunction send);
 
   const CallerId self_;
   const size_t callers_max_;

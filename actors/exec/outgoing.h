@@ -78,6 +78,7 @@ class OutgoingCalls {
   // They go to `actor` of this process.
   void Adopt(uint64_t actor, Moved moved);
   bool gone() const { return gone_; }
+  bool welcome() const { return state_ == State::kWelcome; }  // calls go out at once
   // This process calls no more: those who wait hear this.
   void Cancel(const absl::Status& status, HeardReplies& heard);
 

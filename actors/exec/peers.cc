@@ -21,6 +21,7 @@
 #include "base/mutex.h"
 #include "base/threads.h"
 #include "base/unique_fd.h"
+#include "net/shm/server.h"
 
 namespace gtrain::actors {
 namespace {
@@ -29,6 +30,13 @@ constexpr int kMessagesATurn = 64;  // of one connection, before others have the
 constexpr absl::Duration kLookAtLeast = absl::Seconds(1);
 constexpr absl::Duration kSendAgain = absl::Milliseconds(1);  // what a connection did not take
 constexpr absl::Duration kLastAnswers = absl::Seconds(1);
+// How long a thread without work looks for what comes over shared memory, which is about what it costs to be
+// woken: half as long whenever nothing came, and as long as this again once something has.
+constexpr absl::Duration kLookMax = absl::Microseconds(50), kLookMin = absl::Microseconds(2);
+constexpr int kPauses = 4;           // of the processor, in which the other end has the memory to itself
+constexpr uint32_t kLooksATime = 8;  // before the next look at the clock, which costs as much as one
+// So long it may run what it found before others are awake for what comes.
+constexpr absl::Duration kAwayMax = absl::Microseconds(500);
 
 }  // namespace
 
@@ -74,30 +82,38 @@ struct Peers::Inbox {
       MutexLock lock(&mutex);
       if (closed) return false;
       put(content);
+      has_content.store(true, std::memory_order_relaxed);
       asleep = std::exchange(sleeping, false);
     }
-    if (asleep) eventfd_write(wake.get(), 1);
+    if (asleep) Wake();
     return true;
   }
+  void Wake() const { eventfd_write(wake.get(), 1); }
   bool AddAnswer(Answer answer) {
     return Add([&](Content& to) { to.answers.push_back(std::move(answer)); });
   }
   // A reply that brings what an actor came to.
-  static Reply Bring(const std::shared_ptr<Inbox>& inbox, Answer answer) {
-    return [inbox, answer](const absl::Status& status, absl::string_view result) mutable {
-      answer.status = status;
-      answer.result = std::string(result);
-      inbox->AddAnswer(std::move(answer));
-    };
-  }
+  static Reply Bring(const std::shared_ptr<Inbox>& inbox, const Answer& answer);
   // All that came. `sleep`: the reader means to wait if there is nothing.
   Content TakeAll(bool sleep) {
     MutexLock lock(&mutex);
     sleeping = sleep && content.empty() && !ending;
+    has_content.store(false, std::memory_order_relaxed);
     return std::exchange(content, {});
   }
 
+  // Until `on` is false a thread looks by itself whether something has come, so that none need be woken. Then
+  // true: there is nothing.
+  bool Watch(bool on) {
+    MutexLock lock(&mutex);
+    sleeping = !on && content.empty() && !ending;
+    return content.empty();
+  }
+
   const UniqueFd wake;
+  // Without a lock: whoever has the loop sees what happened before, and all of it that was taken is done.
+  std::atomic<bool> has_content{false};
+  std::weak_ptr<Loop> loop;  // set before anybody reads it
   Mutex mutex;
   Content content ABSL_GUARDED_BY(mutex);
   bool sleeping ABSL_GUARDED_BY(mutex) = false;
@@ -105,12 +121,13 @@ struct Peers::Inbox {
   bool closed ABSL_GUARDED_BY(mutex) = false;
 };
 
-class Peers::Loop {
+class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
  public:
   Loop(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock,
        std::shared_ptr<Inbox> inbox)
       : host_(host),
         server_(std::move(server)),
+        local_(std::move(options.local)),
         options_(std::move(options)),
         clock_(clock),
         inbox_(std::move(inbox)),
@@ -119,18 +136,82 @@ class Peers::Loop {
     GT_CHECK(epoll_.valid());
     Watch(server_->PollFd(), &server_fd_);
     Watch(inbox_->wake.get(), &wake_fd_);
-    thread_ = StartWithoutSignals([this] { Run(); });
+    if (local_ != nullptr) Watch(local_->fd(), &local_fd_);
   }
 
-  ~Loop() { Stop(); }
+  void Start() {
+    thread_ = StartWithoutSignals([this] { Run(); });
+  }
 
   void Stop() {
     {
       MutexLock lock(&inbox_->mutex);
       inbox_->ending = true;
     }
-    eventfd_write(inbox_->wake.get(), 1);
+    inbox_->Wake();
     if (thread_.joinable()) thread_.join();
+  }
+
+  // Sends the call from this thread. False: it is not taken, since its process is not on this machine, others
+  // are before it, or there is more to it; the thread of the loop has to.
+  bool CallNow(const CallerId& process, OutgoingCalls::Call& call, Instant now) {
+    if (!Enter()) return false;
+    const bool taken = TakeCall(process, call, now);
+    Leave();
+    return taken;
+  }
+
+  // Likewise sends what a call came to.
+  bool AnswerNow(const Inbox::Answer& answer) {
+    if (!Enter()) return false;
+    const port::Route* const route = incoming_.RouteOf(answer.caller);
+    const bool taken = !ended_ && route != nullptr && net::ShmServer::IsRoute(*route) &&
+                       !inbox_->has_content.load(std::memory_order_relaxed);
+    if (taken) {
+      OnAnswer(answer);
+      if (incoming_.FlushOne(answer.caller, LocalSender())) inbox_->Wake();
+    }
+    Leave();
+    return taken;
+  }
+
+  // Host::LookAround: what comes over shared memory is taken in by the thread that runs what it asks for.
+  bool LookAround(absl::FunctionRef<bool()> stop) {
+    if (!near_.load(std::memory_order_relaxed)) return false;
+    const Instant begun = clock_.Now();
+    absl::Duration length;
+    {
+      MutexLock lock(&mutex_);
+      looked_until_ = begun;
+      if (ended_ || look_for_ < kLookMin) return false;
+      length = look_for_;
+      looking_ = true;
+      if (std::exchange(armed_, false)) Disarm();
+      inbox_->Watch(true);
+    }
+    bool found = false;
+    for (uint32_t i = 1; !found && (i % kLooksATime != 0 || clock_.Now() - begun < length); ++i) {
+      if (stop()) break;
+      for (int pause = 0; pause < kPauses; ++pause) Pause();
+      if (!mutex_.TryLock()) continue;
+      found = !ended_ && StepHere();
+      mutex_.Unlock();
+    }
+    MutexLock lock(&mutex_);
+    looking_ = false;
+    if (ended_) return false;
+    if (!found && !stop()) {
+      look_for_ = length / 2;
+      looked_until_ = clock_.Now();
+    } else {
+      look_for_ = kLookMax;
+    }
+    if (!found) armed_ = Arm();  // whatever comes from here on wakes the thread of the loop
+    // A thread that has found something is about to look again, and to ring it meanwhile would cost more than
+    // the call. If it is away for long the thread of the loop sees to it.
+    left_at_ = found ? clock_.Now() : Instant();
+    if (!inbox_->Watch(false) || (!armed_ && !ticks_)) inbox_->Wake();
+    return found || stop();
   }
 
   uint64_t answered() const { return answered_.load(std::memory_order_relaxed); }
@@ -142,7 +223,9 @@ class Peers::Loop {
     OutgoingCalls calls;
     std::string endpoint;  // empty: nobody has said where it is
     std::unique_ptr<port::ClientTransport> client;
-    std::string unsent;  // a message that the connection did not take
+    std::unique_ptr<net::ShmLink> link;  // instead of it, on this machine
+    bool far = false;                    // there is no link to it, or no more
+    std::string unsent;                  // a message that the connection did not take
     bool connected = false;
     bool named = false;      // it was among the processes
     bool confirmed = false;  // the owner of an actor has said that it is there
@@ -183,20 +266,123 @@ class Peers::Loop {
     GT_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
   }
 
+  // Threads take turns with the loop. False: another one has it, and does what there is to do.
+  bool Enter() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return near_.load(std::memory_order_relaxed) && within != this && mutex_.TryLock();
+  }
+  void Leave() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_.Unlock(); }
+
+  // Whoever runs a turn may be called by it: replies call and answer.
+  struct Within {
+    explicit Within(const Loop* loop) { within = loop; }
+    ~Within() { within = nullptr; }
+  };
+
   void Run() {
     bool again = false;
     std::optional<Instant> ends;
+    std::array<epoll_event, 64> events;
     for (;;) {
-      Inbox::Content content = inbox_->TakeAll(/*sleep=*/!again);
-      const bool wait = content.empty();
-      TakeIn(content);
-      Pump();
-      again = incoming_.Flush(*server_) || more_;
-      Tell();
-      if (Ended(again, ends)) return Tell();
-      if (wait) Wait(again);
+      int timeout_ms = 0;
+      {
+        MutexLock lock(&mutex_);
+        const Within here(this);
+        Inbox::Content content = inbox_->TakeAll(/*sleep=*/!again);
+        bool waits = content.empty();
+        TakeIn(content);
+        waits &= !ReceiveNear();
+        Pump(/*all=*/true);
+        again = incoming_.Flush(Sender()) || more_;
+        Tell();
+        if (Ended(again, ends)) {
+          ended_ = true;
+          near_.store(false, std::memory_order_relaxed);
+          return Tell();
+        }
+        const Instant now = clock_.Now();
+        if (waits && !looking_ && !armed_ && now - left_at_ >= kAwayMax) armed_ = waits = Arm();
+        ticks_ = !armed_;
+        if (waits) timeout_ms = ticks_ ? 1 : WaitMs(again);
+        wakes_at_ = now + absl::Milliseconds(timeout_ms);
+      }
+      const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+      if (count <= 0) continue;
+      MutexLock lock(&mutex_);
+      const Within here(this);
+      for (int i = 0; i < count; ++i) OnReadable(events[static_cast<size_t>(i)].data.ptr);
     }
   }
+
+  // A turn of another thread: what came over shared memory, and what other threads bring. False: nothing.
+  bool StepHere() {
+    const Within here(this);
+    bool any = false;
+    if (inbox_->has_content.load(std::memory_order_relaxed)) {
+      Inbox::Content content = inbox_->TakeAll(/*sleep=*/false);
+      any = !content.empty();
+      TakeIn(content);
+    }
+    any |= ReceiveNear();
+    if (!any) return false;
+    Pump(/*all=*/false);
+    const bool left = incoming_.Flush(LocalSender()) || more_;
+    Tell();
+    if (left || WakesTooLate()) inbox_->Wake();
+    return true;
+  }
+  bool WakesTooLate() const { return !timers_.empty() && timers_.begin()->first < wakes_at_; }
+
+  bool TakeCall(const CallerId& process, OutgoingCalls::Call& call, Instant now) {
+    if (ended_ || (call.ref && !relocations_.Unknown(*call.ref))) return false;
+    const auto it = peers_.find(process);
+    if (it == peers_.end()) return false;
+    Peer& peer = it->second;
+    if (peer.link == nullptr || peer.calls.gone() || !peer.calls.welcome() ||
+        inbox_->has_content.load(std::memory_order_relaxed))
+      return false;
+    if (call.ref) call.actor = call.ref->at.number;
+    peer.calls.Add(std::move(call), heard_);
+    const bool sent = Send(peer, now);
+    if (!sent) touched_.insert(&peer);
+    SetTimer(peer);
+    if (!sent || !heard_.empty() || WakesTooLate()) inbox_->Wake();
+    return true;
+  }
+
+  // ---- connections over shared memory
+
+  // True: something came.
+  bool ReceiveNear() {
+    bool any = false;
+    if (local_ != nullptr && local_->HasWork()) {
+      ReceiveCalls([this] { return local_->Receive(); });
+      any = true;
+    }
+    for (size_t i = 0; i < linked_.size(); ++i) {  // one that is lost goes from the list
+      Peer& peer = *linked_[i];
+      if (!peer.link->HasWork()) continue;
+      ReceiveAnswers(peer);
+      any = true;
+    }
+    return any;
+  }
+  // False: there is something to do.
+  bool Arm() {
+    bool armed = local_ == nullptr || local_->Arm();
+    for (Peer* peer : linked_) armed &= peer->link->Arm();
+    return armed;
+  }
+  void Disarm() {
+    if (local_ != nullptr) local_->Disarm();
+    for (Peer* peer : linked_) peer->link->Disarm();
+  }
+  void SetNear() {
+    near_.store(!linked_.empty() || (local_ != nullptr && local_->connections() > 0),
+                std::memory_order_relaxed);
+  }
+
+  IncomingCalls::SendFunction Sender() { return send_; }
+  IncomingCalls::SendFunction LocalSender() { return send_near_; }
 
   // The last answers go out before the end.
   bool Ended(bool unsent, std::optional<Instant>& ends) {
@@ -352,7 +538,8 @@ class Peers::Loop {
   }
 
   // Connects, sends, and knows when it has to look again.
-  void Pump() {
+  // `all` false: what other threads may do, those over shared memory alone.
+  void Pump(bool all) {
     const Instant now = clock_.Now();
     relocations_.OnTime(now, heard_);
     while (!timers_.empty() && timers_.begin()->first <= now) {
@@ -363,6 +550,11 @@ class Peers::Loop {
     more_ = false;
     std::set<Peer*> touched = std::exchange(touched_, {});
     for (Peer* peer : touched) {
+      if (!all && (peer->link == nullptr || peer->calls.gone())) {
+        touched_.insert(peer);
+        more_ = true;
+        continue;
+      }
       peer->calls.OnTime(now, heard_);
       if (peer->calls.gone()) {
         Disconnect(*peer);
@@ -378,7 +570,16 @@ class Peers::Loop {
   }
 
   void Connect(Peer& peer) {
-    if (peer.client != nullptr || peer.endpoint.empty() || peer.calls.idle()) return;
+    if (peer.client != nullptr || peer.link != nullptr || peer.endpoint.empty() || peer.calls.idle()) return;
+    if (!peer.far && options_.connect_near) peer.link = options_.connect_near(peer.endpoint);
+    peer.far = peer.link == nullptr;
+    if (!peer.far) {
+      linked_.push_back(&peer);
+      armed_ = false;
+      SetNear();
+      Watch(peer.link->fd(), &peer);
+      return LookAtConnection(peer);
+    }
     auto client = options_.connect(peer.endpoint);
     if (!client.ok()) {
       return Complain(absl::StrCat("there is no connection to ", peer.calls.name()), client.status());
@@ -389,31 +590,38 @@ class Peers::Loop {
   }
 
   void Disconnect(Peer& peer) {
-    if (peer.client == nullptr) return;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.client->PollFd(), nullptr);
+    if (peer.client == nullptr && peer.link == nullptr) return;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.link ? peer.link->fd() : peer.client->PollFd(), nullptr);
     peer.client.reset();
+    std::erase(linked_, &peer);
+    peer.link.reset();
+    SetNear();
     peer.connected = false;
     peer.unsent.clear();
   }
 
   void LookAtConnection(Peer& peer) {
-    const bool connected = peer.client->Connected();
+    const bool connected = peer.link ? !peer.link->lost() : peer.client->Connected();
     if (connected == peer.connected) return;
     peer.connected = connected;
     peer.unsent.clear();
-    if (connected) {
-      peer.calls.Connected();
-    } else {
-      peer.calls.Lost();
-    }
+    if (connected) return peer.calls.Connected();
+    peer.calls.Lost();
+    if (peer.link == nullptr) return;
+    // It does not come again: the other process is dead, or is called as one of another machine.
+    Disconnect(peer);
+    peer.far = true;
+    touched_.insert(&peer);
+    inbox_->Wake();
   }
 
   // False: the connection takes no more just now.
   bool Send(Peer& peer, Instant now) {
+    if (peer.link != nullptr) peer.link->Flush();
     while (peer.connected) {
       if (peer.unsent.empty()) peer.unsent = peer.calls.NextMessage(now);
       if (peer.unsent.empty()) return true;
-      const absl::Status sent = peer.client->Send(peer.unsent);
+      const absl::Status sent = peer.link ? peer.link->Send(peer.unsent) : peer.client->Send(peer.unsent);
       if (absl::IsResourceExhausted(sent)) return false;
       if (!sent.ok()) {
         LookAtConnection(peer);
@@ -432,32 +640,46 @@ class Peers::Loop {
     if (next) timers_.emplace(*next, &peer);
   }
 
-  void Wait(bool again) {
+  int WaitMs(bool again) const {
     const Instant now = clock_.Now();
     absl::Duration wait = again ? kSendAgain : kLookAtLeast;
     if (!timers_.empty()) wait = std::clamp(timers_.begin()->first - now, absl::ZeroDuration(), wait);
     if (const auto next = relocations_.next_time())
       wait = std::clamp(*next - now, absl::ZeroDuration(), wait);
-    std::array<epoll_event, 64> events;
-    const int timeout_ms =
-        static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(wait, absl::Milliseconds(1))));
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
-    for (int i = 0; i < count; ++i) {
-      void* const what = events[static_cast<size_t>(i)].data.ptr;
-      if (what == &wake_fd_) {
-        eventfd_t value = 0;
-        eventfd_read(inbox_->wake.get(), &value);
-      } else if (what == &server_fd_) {
-        ReceiveCalls();
-      } else {
-        ReceiveAnswers(*static_cast<Peer*>(what));
+    return static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(wait, absl::Milliseconds(1))));
+  }
+
+  void OnReadable(void* what) {
+    if (what == &wake_fd_) {
+      eventfd_t value = 0;
+      eventfd_read(inbox_->wake.get(), &value);
+    } else if (what == &server_fd_) {
+      ReceiveCalls([this] { return server_->Receive(); });
+    } else if (what == &local_fd_) {
+      Rung();
+      local_->OnReadable();
+      SetNear();
+      ReceiveCalls([this] { return local_->Receive(); });
+    } else {
+      Peer& peer = *static_cast<Peer*>(what);
+      if (peer.link != nullptr) {
+        Rung();
+        peer.link->OnReadable();
       }
+      ReceiveAnswers(peer);
     }
   }
 
-  void ReceiveCalls() {
+  // Whoever rings does so once, and a new connection has never been armed. What rings soon would have been
+  // seen by a thread that had looked a little longer.
+  void Rung() {
+    armed_ = false;
+    if (looked_until_ && clock_.Now() - *looked_until_ < kLookMax) look_for_ = kLookMax;
+  }
+
+  void ReceiveCalls(absl::FunctionRef<std::optional<port::Received>()> receive) {
     for (int i = 0; i < kMessagesATurn; ++i) {
-      const std::optional<port::Received> received = server_->Receive();
+      const std::optional<port::Received> received = receive();
       if (!received) return;
       const absl::Status status = incoming_.OnMessage(received->route, received->payload);
       if (!status.ok()) Complain(absl::StrCat("a message of ", received->address, " is dropped"), status);
@@ -465,10 +687,10 @@ class Peers::Loop {
   }
 
   void ReceiveAnswers(Peer& peer) {
-    if (peer.client == nullptr) return;
+    if (peer.client == nullptr && peer.link == nullptr) return;
     const uint64_t before = peer.calls.answered();
     for (int i = 0; i < kMessagesATurn; ++i) {
-      const std::optional<std::string> message = peer.client->Receive();
+      const std::optional<std::string> message = peer.link ? peer.link->Receive() : peer.client->Receive();
       if (!message) break;
       const absl::Status status = peer.calls.OnMessage(*message, clock_.Now(), heard_);
       if (absl::IsNotFound(status)) return Lose(peer.id, peer, status.message());
@@ -493,11 +715,45 @@ class Peers::Loop {
     }
   }
 
+  static void Pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  inline static thread_local const Loop* within = nullptr;  // the loop that this thread has
+
   Host* const host_;
   const std::unique_ptr<port::ServerTransport> server_;
+  const std::unique_ptr<net::ShmServer> local_;
   const Options options_;
   const Clock& clock_;
   const std::shared_ptr<Inbox> inbox_;
+  std::atomic<bool> near_{false};  // there are connections over shared memory
+
+  // Whoever runs a function below the public ones has it, but for Run, Start and Stop. What was here before
+  // other threads took turns is not annotated one by one.
+  Mutex mutex_;
+  bool ended_ = false;
+  bool looking_ = false;  // a thread does, so the links need not be armed
+  bool armed_ = false;    // they are
+  bool ticks_ = false;    // the thread of the loop wakes soon, since they are not
+  Instant left_at_;       // a thread has looked until then, and is to look again
+  absl::Duration look_for_ = kLookMax;
+  std::optional<Instant> looked_until_;
+  Instant wakes_at_;           // the thread of the loop looks then by itself
+  std::vector<Peer*> linked_;  // over shared memory
+  const std::function<absl::Status(const port::Route&, absl::string_view)> send_ =
+      [this](const port::Route& route, absl::string_view message) {
+        return net::ShmServer::IsRoute(route) ? local_->Send(route, message) : server_->Send(route, message);
+      };
+  const std::function<absl::Status(const port::Route&, absl::string_view)> send_near_ =
+      [this](const port::Route& route, absl::string_view message) {
+        return net::ShmServer::IsRoute(route) ? local_->Send(route, message)
+                                              : absl::ResourceExhaustedError("the thread of the loop does");
+      };
   IncomingCalls incoming_;
   Relocations relocations_;
   std::map<CallerId, Peer> peers_;  // those that are gone stay, so that who calls them hears of it
@@ -507,17 +763,37 @@ class Peers::Loop {
   bool more_ = false;
   std::atomic<uint64_t> answered_{0};
   std::optional<Instant> complained_;
-  char server_fd_ = 0, wake_fd_ = 0;  // their addresses name the descriptors
+  char server_fd_ = 0, wake_fd_ = 0, local_fd_ = 0;  // their addresses name the descriptors
   const UniqueFd epoll_;
   std::thread thread_;
 };
 
+Reply Peers::Inbox::Bring(const std::shared_ptr<Inbox>& inbox, const Answer& answer) {
+  return [inbox, answer = answer](const absl::Status& status, absl::string_view result) mutable {
+    answer.status = status;
+    answer.result = std::string(result);
+    if (answer.what == Answer::What::kDone) {
+      const std::shared_ptr<Loop> loop = inbox->loop.lock();
+      if (loop != nullptr && loop->AnswerNow(answer)) return;
+    }
+    inbox->AddAnswer(std::move(answer));
+  };
+}
+
 Peers::Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock)
-    : clock_(clock),
+    : host_(host),
+      clock_(clock),
       inbox_(std::make_shared<Inbox>()),
-      loop_(std::make_unique<Loop>(host, std::move(server), std::move(options), clock, inbox_)) {}
-Peers::~Peers() = default;
-void Peers::Stop() { loop_->Stop(); }
+      loop_(std::make_shared<Loop>(host, std::move(server), std::move(options), clock, inbox_)) {
+  inbox_->loop = loop_;
+  loop_->Start();
+  host->SetLookAround([loop = loop_](absl::FunctionRef<bool()> stop) { return loop->LookAround(stop); });
+}
+Peers::~Peers() { Stop(); }
+void Peers::Stop() {
+  host_->SetLookAround(nullptr);
+  loop_->Stop();
+}
 
 void Peers::SetProcesses(std::vector<PeerProcess> processes) {
   inbox_->Add([&](Inbox::Content& content) { content.processes.push_back(std::move(processes)); });
@@ -550,7 +826,9 @@ void Peers::Add(const CallerId& process, OutgoingCalls::Call call, absl::Duratio
                                                 kCallBytesMax, " are the most")),
         {});
   }
-  call.deadline = clock_.Now() + timeout;
+  const Instant now = clock_.Now();
+  call.deadline = now + timeout;
+  if (loop_->CallNow(process, call, now)) return;
   if (!inbox_->Add([&](Inbox::Content& content) { content.calls.push_back({process, std::move(call)}); }))
     call.reply(absl::CancelledError("the cluster of this process is closed"), {});
 }

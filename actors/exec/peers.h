@@ -1,9 +1,13 @@
 // The other processes of a job that run actors: calls to them and from them, over connections.
 //
-// One thread owns the connections, the numbers of calls and what was admitted; others bring it work and are
-// told what it came to. A connection to a process is made with the first call to it. Thread-safe; nothing
-// here blocks but the destructor. Cost: a wake-up of the thread a call when it sleeps, else none; two
-// descriptors and some ten KiB a process that was called.
+// One thread has the connections, the numbers of calls and what was admitted; others bring it work and are
+// told what it came to. A connection to a process is made with the first call to it: over shared memory where
+// that is on this machine, else over the network. What goes over shared memory needs no other thread: who
+// calls and who answers sends it, taking a turn with all of this under a lock, and a thread of the host that
+// has no work looks for what comes before it sleeps (Host::SetLookAround).
+//
+// Thread-safe; nothing here blocks but the destructor. Cost: over the network a wake-up of the thread a call
+// when it sleeps, else none; two descriptors and some ten KiB a process that was called, and net/shm/link.h.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,6 +24,8 @@
 #include "actors/plan/members.h"
 #include "base/clock.h"
 #include "net/port/transport.h"
+#include "net/shm/link.h"
+#include "net/shm/server.h"
 
 namespace gtrain::actors {
 
@@ -37,6 +43,10 @@ class Peers {
     size_t callers_max = 16'384;
     std::function<absl::StatusOr<std::unique_ptr<port::ClientTransport>>(const std::string& endpoint)>
         connect;
+    // Those that connect to this process over shared memory; null: none do. Null: there is no such process
+    // on this machine.
+    std::unique_ptr<net::ShmServer> local;
+    std::function<std::unique_ptr<net::ShmLink>(const std::string& endpoint)> connect_near;
     // Calls to this process itself, from the thread: must not block.
     std::function<void(const CallerId& caller, uint32_t method, std::string arguments, absl::Duration timeout,
                        Reply reply)>
@@ -87,9 +97,10 @@ class Peers {
   class Loop;
   void Add(const CallerId& process, OutgoingCalls::Call call, absl::Duration timeout);
 
+  Host* const host_;
   const Clock& clock_;
   const std::shared_ptr<Inbox> inbox_;
-  const std::unique_ptr<Loop> loop_;
+  const std::shared_ptr<Loop> loop_;  // threads of the host that are left to themselves have it, too
 };
 
 }  // namespace gtrain::actors

@@ -26,6 +26,8 @@ class Relocations {
  public:
   using Call = OutgoingCalls::Call;
 
+  // Nothing is known here of the actor but what its references say.
+  bool Unknown(const ActorRef& ref) const { return !targets_.contains(NameOf(ref)); }
   // Where the actor of `call`, which has a reference, is to be called. None: the call was taken, since it is
   // being looked for, or is no more.
   std::optional<ActorAddress> Find(Call& call, HeardReplies& heard);

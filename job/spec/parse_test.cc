@@ -276,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"J10", "run: a\nenv: {RANK: \"0\"}\n", "is set by gtrain for each rank"},
         ErrorCase{"J10", "run: a\nenv: {GTRAIN_FOO: x}\n",
                   "is not a job's to set: of the names that begin with GTRAIN_ those are GTRAIN_LIBRARY, "
-                  "GTRAIN_COMM_ALGO, GTRAIN_COMM_TLS"},
+                  "GTRAIN_COMM_ALGO, GTRAIN_COMM_TLS, GTRAIN_ACTORS_SHM"},
         ErrorCase{"J10", "run: a\nenv: {A: \"x\\0y\"}\n", "NUL"},
         ErrorCase{"J10", "run: torchrun t.py\n", "`per: node` (`--set per=node`)"},
         ErrorCase{"J10", "run: /usr/bin/mpirun t\n", "`per: node`"},

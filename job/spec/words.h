@@ -34,9 +34,10 @@ bool MayBeSecret(absl::string_view name, absl::string_view value);
 // [A-Za-z_][A-Za-z0-9_]{0,255}
 bool IsEnvName(absl::string_view name);
 // The variables that a user may set among the names that begin with GTRAIN_, which are gtrain's to set: where
-// python/gtrain finds libgtrain.so, how an all-reduce goes between machines, and over which network.
-inline constexpr std::array<absl::string_view, 3> kUsersGtrainVariables = {
-    "GTRAIN_LIBRARY", "GTRAIN_COMM_ALGO", "GTRAIN_COMM_TLS"};
+// python/gtrain finds libgtrain.so, how an all-reduce goes between machines, over which network, and whether
+// actors use shared memory.
+inline constexpr std::array<absl::string_view, 4> kUsersGtrainVariables = {
+    "GTRAIN_LIBRARY", "GTRAIN_COMM_ALGO", "GTRAIN_COMM_TLS", "GTRAIN_ACTORS_SHM"};
 bool IsUsersGtrainVariable(absl::string_view name);
 
 // [a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?  (fault J9)

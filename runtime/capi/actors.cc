@@ -13,6 +13,7 @@
 #include "actors/exec/cluster.h"
 #include "actors/values/values.h"
 #include "base/clock.h"
+#include "base/fork_guard.h"
 #include "base/logging.h"
 #include "base/module.h"
 #include "base/mutex.h"
@@ -29,12 +30,19 @@ struct gtrain_packer {
 
 struct gtrain_actors {
   pid_t owner = getpid();
+  gtrain::ForkGuard fork_guard;
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::actors::Cluster> cluster;
 };
 
 namespace gtrain::capi {
 namespace {
+
+// As that of other handles, without a system call for each call of an actor.
+absl::Status CheckActors(const gtrain_actors* handle) {
+  if (handle == nullptr) return absl::InvalidArgumentError("the handle is NULL");
+  return handle->fork_guard.Forked() ? ForkedError() : absl::OkStatus();
+}
 
 absl::string_view View(const void* data, size_t size) { return {static_cast<const char*>(data), size}; }
 
@@ -124,6 +132,11 @@ absl::StatusOr<std::optional<actors::ClusterNetwork>> NetworkOf(const std::share
   network.address = reach.address;
   network.node = reach.node;
   network.join_timeout = kJoinWithin;
+  network.shared_memory = reach.actors_shm != "off";
+  if (network.shared_memory && !reach.actors_shm.empty() && reach.actors_shm != "on") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GTRAIN_ACTORS_SHM is '", reach.actors_shm, "'; it must be on or off"));
+  }
   return network;
 }
 
@@ -325,7 +338,7 @@ gtrain_status gtrain_actors_join(gtrain_actors* actors, gtrain_error* error) {
 }
 gtrain_status gtrain_actors_await_turn(gtrain_actors* actors, int* drives, gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
     if (drives == nullptr) return absl::InvalidArgumentError("`drives` is NULL");
     GT_ASSIGN_OR_RETURN(const bool own, actors->cluster->AwaitTurn());
     *drives = own ? 1 : 0;
@@ -334,18 +347,18 @@ gtrain_status gtrain_actors_await_turn(gtrain_actors* actors, int* drives, gtrai
 }
 void gtrain_actors_finish(gtrain_actors* actors) {
   (void)Call(nullptr, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
     actors->cluster->Finish();
     return absl::OkStatus();
   });
 }
 int gtrain_actors_processes(const gtrain_actors* actors) {
-  return CheckHandle(actors).ok() ? actors->cluster->processes() : 0;
+  return gtrain::capi::CheckActors(actors).ok() ? actors->cluster->processes() : 0;
 }
 gtrain_status gtrain_actors_post(gtrain_actors* actors, void (*task)(void* user), void* user,
                                  gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
     if (task == nullptr) return absl::InvalidArgumentError("`task` is NULL");
     absl::AnyInvocable<void()> run = [task, user] { task(user); };
     if (actors->cluster->Post(run)) return absl::OkStatus();
@@ -363,7 +376,7 @@ void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_s
                          void* user) {
   gtrain_error error;
   const gtrain_status status = Call(&error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
     GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
     if (type == nullptr) return absl::InvalidArgumentError("`type` is NULL");
     gtrain::actors::SpawnOptions spawn;
@@ -390,7 +403,7 @@ void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t ref
                         void* user) {
   gtrain_error error;
   const gtrain_status status = Call(&error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
     GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
     GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorRef ref,
                         gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
@@ -404,7 +417,7 @@ void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t ref
 void gtrain_actors_end(gtrain_actors* actors, const void* reference, size_t reference_size,
                        const char* reason) {
   (void)Call(nullptr, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckHandle(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
     GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorRef ref,
                         gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
     actors->cluster->End(ref, reason == nullptr ? "" : reason);

@@ -116,6 +116,7 @@ class Session {
     std::string secret;
     std::string address;  // numeric
     std::string node;
+    std::string actors_shm;  // GTRAIN_ACTORS_SHM as it is; empty: not set
   };
   virtual absl::StatusOr<Reach> reach() { return Reach(); }
   // elastic.mode of the job file is in-place.

@@ -173,6 +173,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.step_copies = Optional(get, "GTRAIN_STEP_COPIES") == "1";
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
+  env.actors_shm = Optional(get, "GTRAIN_ACTORS_SHM");
   GT_RETURN_IF_ERROR(reader.status());
   const bool waits = Optional(get, "GTRAIN_WAITS") == "1";
   if (env.world_size < 1 || env.rank < 0 || (env.rank >= env.world_size && !waits)) {

@@ -35,6 +35,7 @@ struct RankEnvironment {
   bool has_checkpoints = false;       // GTRAIN_CHECKPOINT_URI is set
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set
   std::string comm_network;           // the same of GTRAIN_COMM_TLS
+  std::string actors_shm;             // and of GTRAIN_ACTORS_SHM
   std::vector<comm::Member> members;  // of an unmanaged process: itself
 };
 

@@ -56,7 +56,8 @@ class ManagedSession final : public Session, public port::WriterHost {
     const std::shared_ptr<Membership> membership = link_.membership();
     GT_RETURN_IF_ERROR(membership->ReadMembers());
     const comm::Member& own = membership->members()[static_cast<size_t>(membership->rank())];
-    return Reach{membership->environment().job_secret, own.address, own.node.value};
+    const RankEnvironment& environment = membership->environment();
+    return Reach{environment.job_secret, own.address, own.node.value, environment.actors_shm};
   }
 
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(

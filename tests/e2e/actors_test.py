@@ -58,11 +58,25 @@ class ActorsTest(harness.GtrainTest):
 
     def test_hosts_are_killed_and_each_effect_is_there_once_or_reported(self):
         """What must be shown 2: a random host each second or so. GTRAIN_SOAK=1: five minutes."""
+        self.kill_hosts(shared_memory=True)
+
+    def test_hosts_are_killed_that_call_each_other_over_the_network(self):
+        self.kill_hosts(shared_memory=False)
+
+    def has_links(self, process):
+        with open(f'/proc/{process}/maps') as maps:
+            return 'gtrain-link' in maps.read()
+
+    def kill_hosts(self, shared_memory):
         seed = random.SystemRandom().randrange(1 << 32)
         rng = random.Random(seed)
         seconds = soak(300, 12)
-        self.launch('count', 4, 'count', seconds, extra='elastic: {mode: in-place}\nrestart: {budget: 10000, before_first_step: 10000}\n')
+        extra = 'elastic: {mode: in-place}\nrestart: {budget: 10000, before_first_step: 10000}\n'
+        if not shared_memory:
+            extra += 'env: {GTRAIN_ACTORS_SHM: "off"}\n'
+        self.launch('count', 4, 'count', seconds, extra=extra)
         wait_until('effects of all', lambda: len(self.effects()) == 3 and all(self.effects().values()))
+        self.assertEqual({self.has_links(process) for process in self.processes()}, {shared_memory})
         kills = 0
         while self.kill_one('count', rng):
             kills += 1
