@@ -1,6 +1,7 @@
 // bench_actors: calls of an actor in its own process, beside what a program would write by hand: a thread
 // that takes functions from a queue and answers by a std::future. And calls of an actor in another process of
-// a job of two ranks on this machine, beside an echo over ZeroMQ's own sockets with CURVE.
+// a job of two ranks on this machine, over shared memory and over the network, beside an echo over ZeroMQ's
+// own sockets with CURVE and a round trip of UCX's active messages.
 //
 // All of a call is in it: arguments and results are packed and unpacked, mailboxes are bounded, each call has
 // a deadline. A sample is the time of a call, or of an actor that is made, called once and ended.
@@ -35,6 +36,12 @@ constexpr Row kBetween[] = {
     {"2 processes: a call, 512 under way", "wide", 100'000},
     {"2 processes: a call of 1 MiB, 4 under way", "large", 200},
 };
+constexpr Row kOverNetwork[] = {
+    {"over the network: a call, then the next", "sync", 5'000},
+    {"over the network: a call, 64 under way", "windowed", 50'000},
+    {"over the network: a call, 512 under way", "wide", 100'000},
+    {"over the network: a call of 1 MiB, 4 under way", "large", 200},
+};
 constexpr Row kMadeElsewhere = {"2 processes: an actor made, called, ended", "many", 5'000};
 constexpr Row kKept[] = {
     {"2 processes: a kept call, then the next", "kept_sync", 2'000},
@@ -59,25 +66,42 @@ class Bench {
     for (const Row& row : kWithin)
       GT_RETURN_IF_ERROR(MeasureRow(row, *actors, "thread with a queue", *queue, row.kind));
     GT_ASSIGN_OR_RETURN(const auto zmq, PeerProcess::Start({folder + "actors_zmq"}, log));
+    GT_ASSIGN_OR_RETURN(const auto ucx, PeerProcess::Start({"/bin/bash", folder + "actors_ucx.sh"}, log));
     GT_RETURN_IF_ERROR(cluster_.Start());
-    const std::string pipes = cluster_.home().path() + "/calls";
-    constexpr char kScript[] =
-        R"(mkfifo "$1.in" "$1.out"; "$2" launch -n 2 -- "$3" job "$1.in" "$1.out" >&2 & cat "$1.out" & cat >"$1.in"; wait)";
-    GT_ASSIGN_OR_RETURN(auto job, PeerProcess::Start({"/bin/bash", "-c", kScript, "bash", pipes,
-                                                      cluster_.gtrain(), folder + "actors_calls"},
-                                                     log));
+    GT_ASSIGN_OR_RETURN(auto job, StartJob("near", "on", log));
     for (const Row& row : kBetween)
       GT_RETURN_IF_ERROR(MeasureRow(row, *job, "ZeroMQ with CURVE, echo", *zmq, row.kind));
+    if (Ask(*ucx, {"", "sync", 100}, "sync").ok()) {
+      GT_RETURN_IF_ERROR(MeasureRow(kBetween[0], *job, "UCX active messages", *ucx, "sync"));
+    } else {
+      std::fprintf(stderr,
+                   "bench_actors: left out: UCX active messages, ucx_perftest says no numbers "
+                   "(tools/install.sh --bench)\n");
+    }
     GT_RETURN_IF_ERROR(MeasureRow(kMadeElsewhere, *job, "in this process", *actors, "many"));
     for (const Row& row : kKept) {
       GT_RETURN_IF_ERROR(MeasureRow(row, *job, "the same, not kept", *job, row.kind + sizeof("kept_") - 1));
     }
+    job.reset();
+    GT_ASSIGN_OR_RETURN(job, StartJob("far", "off", log));
+    for (const Row& row : kOverNetwork)
+      GT_RETURN_IF_ERROR(MeasureRow(row, *job, "ZeroMQ with CURVE, echo", *zmq, row.kind));
     job.reset();
     cluster_.Stop();
     return outcomes_;
   }
 
  private:
+  // Two ranks, asked over two named pipes.
+  absl::StatusOr<std::unique_ptr<PeerProcess>> StartJob(const char* name, const char* shared_memory,
+                                                        const std::string& log) {
+    constexpr char kScript[] =
+        R"(mkfifo "$1.in" "$1.out"; GTRAIN_ACTORS_SHM="$4" "$2" launch -n 2 -- "$3" job "$1.in" "$1.out" >&2 & cat "$1.out" & cat >"$1.in"; wait)";
+    return PeerProcess::Start(
+        {"/bin/bash", "-c", kScript, "bash", absl::StrCat(cluster_.home().path(), "/", name),
+         cluster_.gtrain(), absl::StrCat(options_.folder, "/../bench/actors_calls"), shared_memory},
+        log);
+  }
   absl::Status MeasureRow(const Row& row, PeerProcess& ours, const char* name, PeerProcess& peer,
                           const char* kind) {
     const Comparison comparison{row.name,
