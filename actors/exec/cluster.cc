@@ -257,6 +257,13 @@ absl::StatusOr<bool> Cluster::AwaitTurn() {
   return true;
 }
 
+absl::Status Cluster::AwaitOver(absl::Duration timeout) {
+  MutexLock lock(&mutex_);
+  const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ && !gathered_->ok(); };
+  if (mutex_.AwaitFor(timeout, over)) return absl::UnavailableError(gathered_->message());
+  return absl::DeadlineExceededError("the generation goes on, or another one may come");
+}
+
 void Cluster::Finish() {
   if (peers_ == nullptr) return;
   struct Waiting {

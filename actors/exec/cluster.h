@@ -85,6 +85,9 @@ class Cluster {
   // Blocks until this process is to run the driver (true), or the driver has ended (false). kUnavailable: the
   // generation is over, and no other one comes for this process.
   absl::StatusOr<bool> AwaitTurn();
+  // Blocks so long, or until no other generation comes for this process: kUnavailable.
+  // kDeadlineExceeded: it was not so.
+  absl::Status AwaitOver(absl::Duration timeout);
   // The driver has ended well: the other processes are told to, over a connection to each, and have 11 s to
   // hear it.
   void Finish();

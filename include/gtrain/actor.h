@@ -37,8 +37,10 @@
 #include <concepts>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -171,6 +173,8 @@ class Ref {
     using Arguments = typename internal::TraitsOf<kMethod>::Arguments;
     static_assert(internal::Convertible<Arguments, Given&&...>(),
                   "gtrain: these are not the arguments of the method");
+    static_assert(!internal::LosesFraction<Arguments, Given&&...>(),
+                  "gtrain: the method takes a whole number, and a number with a fraction is given");
     if (internal::Engine() == nullptr) return internal::NoCluster();
     const Arguments arguments(std::forward<Given>(given)...);
     return std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
@@ -321,9 +325,9 @@ class Spawn {
     spread_ = spread;
     return *this;
   }
-  // In the process that has this rank now.
+  // In the process that has this rank now. Below 0: the spawn is kInvalidArgument.
   Spawn& OnRank(int rank) {
-    rank_ = rank;
+    rank_ = rank < 0 ? -2 : rank;
     return *this;
   }
   // kPeer: a call that changes it is answered when its owner has the state that came of it, and then is never
@@ -336,7 +340,7 @@ class Spawn {
   int restarts() const { return restarts_; }
   bool keep() const { return keep_; }
   Spread spread() const { return spread_; }
-  int rank() const { return rank_; }
+  int rank() const { return rank_; }  // -1: none was said
   std::chrono::nanoseconds within() const { return timeout_; }
 
  private:
@@ -364,10 +368,15 @@ class Cluster {
   static Result<std::unique_ptr<Cluster>> Open(const Session& session, const ClusterOptions& options = {}) {
     return Open(session.handle(), options);
   }
+  // That of this process, for the methods of actors: what they spawn is owned by their process, and ends with
+  // their `Owner`s, so with them where those are members. Only while there is one.
+  static Cluster& Current() { return *Here(); }
+
   // Ends the actors of this process, when each has ended the call that it has begun.
   ~Cluster() {
     gtrain_actors_free(internal::Engine());
     internal::Engine() = nullptr;
+    Here() = nullptr;
   }
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
@@ -379,6 +388,12 @@ class Cluster {
     const Status status = internal::Call(gtrain_actors_await_turn, internal::Engine(), &drives);
     if (!status.ok()) return status;
     return drives != 0;
+  }
+  // Blocks so long, or until no other generation comes for this process: kUnavailable, and calls to others
+  // come to nothing from then on. kDeadlineExceeded: it was not so.
+  Status AwaitOver(std::chrono::nanoseconds timeout) {
+    return internal::Call(gtrain_actors_await_over, internal::Engine(),
+                          std::chrono::ceil<std::chrono::milliseconds>(timeout).count());
   }
   // The driver has ended well: the other processes end, too.
   void Finish() { gtrain_actors_finish(internal::Engine()); }
@@ -393,6 +408,13 @@ class Cluster {
     using Arguments = typename decltype(GtrainActorOf(internal::ActorTag<T>()))::Arguments;
     static_assert(internal::Convertible<Arguments, Given&&...>(),
                   "gtrain: these are not the arguments of gtrain::Ctor<> of this class");
+    static_assert(
+        !internal::LosesFraction<Arguments, Given&&...>(),
+        "gtrain: gtrain::Ctor<> of this class takes a whole number, and a number with a fraction is "
+        "given");
+    if (options.rank() < -1)
+      return internal::Failed<Owner<T>>(
+          Status(StatusCode::kInvalidArgument, "Spawn().OnRank(): ranks are numbered from 0"));
     const Arguments arguments(std::forward<Given>(given)...);
     internal::Packed packed;
     const Status status = std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
@@ -426,6 +448,10 @@ class Cluster {
 
  private:
   Cluster() = default;
+  static Cluster*& Here() {
+    static Cluster* here = nullptr;
+    return here;
+  }
   static Result<std::unique_ptr<Cluster>> Open(gtrain_session* session, const ClusterOptions& options) {
     if (internal::Engine() != nullptr)
       return Status(StatusCode::kAlreadyExists, "this process has a cluster: one at a time");
@@ -437,33 +463,67 @@ class Cluster {
       fill(&type);
       if (status.ok()) status = internal::Call(gtrain_actors_register, made, &type);
     }
+    std::unique_ptr<Cluster> cluster(new Cluster());
     internal::Engine() = made;  // what others spawn may call as soon as it is there
+    Here() = cluster.get();
     if (status.ok()) status = internal::Call(gtrain_actors_join, made);
-    if (status.ok()) return std::unique_ptr<Cluster>(new Cluster());
-    gtrain_actors_free(made);
-    internal::Engine() = nullptr;
+    if (status.ok()) return cluster;
     return status;
   }
 };
 
+namespace internal {
+
+// Whoever tries again for ever would be left behind when nobody ends it any more.
+class EndsWhenOver {
+ public:
+  explicit EndsWhenOver(Cluster& cluster) : thread_([this, &cluster] { Watch(cluster); }) {}
+  ~EndsWhenOver() {
+    ended_.Set();
+    thread_.join();
+  }
+
+ private:
+  static constexpr std::chrono::seconds kToEndItself{10};
+  void Watch(Cluster& cluster) {
+    Status over;
+    do {
+      if (ended_.WaitFor(std::chrono::milliseconds(200))) return;
+      over = cluster.AwaitOver(std::chrono::milliseconds(1));
+    } while (over.code() != StatusCode::kUnavailable);
+    if (ended_.WaitFor(kToEndItself)) return;
+    std::fprintf(stderr, "gtrain: the driver goes on, and is ended: %s\n", over.ToString().c_str());
+    std::_Exit(over.exit_code());
+  }
+
+  Event ended_;
+  std::thread thread_;
+};
+
+}  // namespace internal
+
 // Runs a program of actors. All ranks of the job are hosts of them; one of them, rank 0 first, runs the
 // driver, a Task that gets the cluster. Returns the exit code that gtrain understands: 0, when the driver has
-// ended well; 75 to be run again; 1 with the error on stderr.
+// ended well; 75 to be run again; 1 with the error on stderr. A driver that goes on for 10 s when its
+// generation is over and no other one comes for this process is ended with 75.
 template <typename Driver>
 requires std::invocable<Driver, Cluster&>
-int Main(int /*argc*/, char** /*argv*/, Driver driver) {
+int Main(int /*argc*/, char** /*argv*/, Driver driver, const ClusterOptions& cluster_options) {
   SessionOptions options;
   options.stays = true;
   Result<Session> session = Session::Join(options);
   Status status = session.status();
   if (session.ok()) {
-    Result<std::unique_ptr<Cluster>> cluster = Cluster::Open(*session);
+    Result<std::unique_ptr<Cluster>> cluster = Cluster::Open(*session, cluster_options);
     status = cluster.status();
     if (cluster.ok()) {
       const Result<bool> drives = (*cluster)->AwaitTurn();
       status = drives.status();
       if (drives.ok() && *drives) {
-        status = internal::RunToEnd(driver(**cluster)).status();
+        {
+          const internal::EndsWhenOver ends(**cluster);
+          status = internal::RunToEnd(driver(**cluster)).status();
+        }
         if (status.ok()) (*cluster)->Finish();
       }
     }
@@ -471,6 +531,12 @@ int Main(int /*argc*/, char** /*argv*/, Driver driver) {
   if (status.ok()) return 0;
   std::fprintf(stderr, "gtrain: %s\n", status.ToString().c_str());
   return status.exit_code();
+}
+
+template <typename Driver>
+requires std::invocable<Driver, Cluster&>
+int Main(int argc, char** argv, Driver driver) {
+  return Main(argc, argv, std::move(driver), ClusterOptions());
 }
 
 }  // namespace gtrain

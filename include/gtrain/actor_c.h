@@ -127,6 +127,10 @@ GTRAIN_API gtrain_status gtrain_actors_join(gtrain_actors* actors, gtrain_error*
  * rank 0; when that is lost in a job with `elastic: {mode: in-place}`, in another rank. UNAVAILABLE: the
  * generation is over: exit with 75. */
 GTRAIN_API gtrain_status gtrain_actors_await_turn(gtrain_actors* actors, int* drives, gtrain_error* error);
+/* Blocks so long, or until no other generation comes for this process. UNAVAILABLE: that is so; calls to
+ * others come to nothing. DEADLINE_EXCEEDED: it was not so. `timeout_ms` above 0. */
+GTRAIN_API gtrain_status gtrain_actors_await_over(gtrain_actors* actors, int64_t timeout_ms,
+                                                  gtrain_error* error);
 /* The driver has ended well: the other processes are told so. Blocks for 11 s at most. */
 GTRAIN_API void gtrain_actors_finish(gtrain_actors* actors);
 /* Processes that may have actors, this one counted. */

@@ -134,6 +134,24 @@ Status UnpackAll(const void* data, size_t size, Arguments& arguments) {
   return unpacking.End();
 }
 
+// A number with a fraction for one without, which C++ converts in silence.
+template <typename Given, typename Wanted>
+inline constexpr bool kLosesFraction =
+    std::is_floating_point_v<std::remove_cvref_t<Given>>&& std::is_integral_v<Wanted>;
+template <typename Wanted, typename... Given>
+constexpr bool LosesFraction() {
+  if constexpr (std::tuple_size_v<Wanted> != sizeof...(Given)) {
+    return false;
+  } else {
+    return []<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      return (kLosesFraction<std::tuple_element_t<kIndex, std::tuple<Given...>>,
+                             std::tuple_element_t<kIndex, Wanted>> ||
+              ...);
+    }
+    (std::index_sequence_for<Given...>());
+  }
+}
+
 // The arguments as the values that the method, or the constructor, takes.
 template <typename Wanted, typename... Given>
 constexpr bool Convertible() {

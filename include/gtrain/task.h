@@ -3,6 +3,8 @@
 #include <gtrain/actor_c.h>
 #include <gtrain/status.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <coroutine>
@@ -112,6 +114,13 @@ class Outcome {
     const std::lock_guard lock(mutex_);
     return result_.has_value();
   }
+  // False: it does not wait here, or is about to be told.
+  bool Forget(const Waiter* waiter) {
+    const std::lock_guard lock(mutex_);
+    if (waiter_ != waiter) return false;
+    waiter_ = nullptr;
+    return true;
+  }
   // Only once it is there, and by one thread.
   Result<Stored<T>>& result() { return *result_; }
 
@@ -201,6 +210,88 @@ struct Tried {
   Inner inner;
 };
 
+template <typename T>
+struct AnyOf {
+  std::vector<Future<T>>* futures;
+};
+
+// Waits for several outcomes, of which the first makes the coroutine go on. Those that are told later may
+// still come when that has happened, so this lives until the last of them has, or was forgotten.
+class AnyWaiter final : public Waiter {
+ public:
+  static std::shared_ptr<AnyWaiter> Make(std::coroutine_handle<> handle) {
+    std::shared_ptr<AnyWaiter> made(new AnyWaiter(handle));
+    made->self_ = made;
+    return made;
+  }
+  void Begin() { ++told_by_; }
+  // `count` fewer will tell it. Also: all that wait have been asked to.
+  void End(int count) {
+    if ((told_by_ -= count) == 0) self_.reset();
+  }
+  // An outcome is there before all were asked. Then the coroutine does not sleep.
+  void Fire() { state_ = State::kFired; }
+  bool Sleep() {
+    State asked = State::kAsks;
+    return state_.compare_exchange_strong(asked, State::kSleeps);
+  }
+  std::coroutine_handle<> Done() override {
+    const std::shared_ptr<AnyWaiter> keep = self_;
+    const std::coroutine_handle<> handle = handle_;
+    const bool first = state_.exchange(State::kFired) == State::kSleeps;
+    End(1);
+    return first ? handle : std::coroutine_handle<>(std::noop_coroutine());
+  }
+
+ private:
+  enum class State { kAsks, kSleeps, kFired };
+  explicit AnyWaiter(std::coroutine_handle<> handle) : handle_(handle) {}
+  const std::coroutine_handle<> handle_;
+  std::atomic<State> state_{State::kAsks};
+  std::atomic<int> told_by_{1};  // and whoever asks
+  std::shared_ptr<AnyWaiter> self_;
+};
+
+template <typename T>
+class AnyAwaiter {
+ public:
+  AnyAwaiter(AnyOf<T> any, PromiseBase* promise) : futures_(*any.futures), promise_(promise) {}
+  bool await_ready() const { return false; }
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<> handle) {
+    if (std::ranges::none_of(futures_, [](const Future<T>& one) { return one.shared() != nullptr; }))
+      return promise_->Fail(Status(StatusCode::kInvalidArgument, "WhenAny of no futures never ends"));
+    waiter_ = AnyWaiter::Make(handle);
+    const std::shared_ptr<AnyWaiter> waiter = waiter_;  // once it sleeps, this object may be gone
+    for (Future<T>& future : futures_) {
+      if (future.shared() == nullptr) continue;  // it has been taken
+      waiter->Begin();
+      if (future.shared()->Await(waiter.get())) continue;
+      waiter->End(1);
+      waiter->Fire();
+      break;
+    }
+    if (waiter->Sleep()) return std::noop_coroutine();
+    return handle;
+  }
+  size_t await_resume() {
+    CallDeadline() = promise_->deadline;
+    int forgotten = 1;
+    size_t first = futures_.size();
+    for (size_t i = futures_.size(); i-- > 0;) {
+      if (futures_[i].shared() == nullptr) continue;
+      if (futures_[i].shared()->Forget(waiter_.get())) ++forgotten;
+      if (futures_[i].there()) first = i;
+    }
+    waiter_->End(forgotten);
+    return first;
+  }
+
+ private:
+  std::vector<Future<T>>& futures_;
+  PromiseBase* promise_;
+  std::shared_ptr<AnyWaiter> waiter_;
+};
+
 // A status or a result that is there already: an error ends the coroutine with it.
 template <typename T>
 class ResultAwaiter {
@@ -229,6 +320,10 @@ struct TaskPromiseBase : PromiseBase {
   template <typename T>
   FutureAwaiter<T, true> await_transform(Tried<Future<T>>&& tried) {
     return {std::move(tried.inner).outcome(), this};
+  }
+  template <typename T>
+  AnyAwaiter<T> await_transform(AnyOf<T> any) {
+    return {any, this};
   }
   template <typename T>
   ResultAwaiter<T> await_transform(Result<T> result) {
@@ -306,6 +401,7 @@ class [[nodiscard]] Future {
   }
   bool there() const { return outcome_->there(); }
   std::shared_ptr<internal::Outcome<T>> outcome() && { return std::move(outcome_); }
+  const std::shared_ptr<internal::Outcome<T>>& shared() const { return outcome_; }
 
  private:
   std::shared_ptr<internal::Outcome<T>> outcome_;
@@ -350,6 +446,14 @@ internal::Tried<Future<T>> Try(Future<T>&& future) {
 template <typename T>
 internal::Tried<Task<T>> Try(Task<T>&& task) {
   return {std::move(task)};
+}
+
+// `const size_t i = co_await gtrain::WhenAny(futures);` goes on as soon as one of them is there, a value or
+// an error, and gives the first such index: `co_await std::move(futures[i])` takes it. Those that are left
+// may be awaited again; those that were taken are passed over. kInvalidArgument: there is none.
+template <typename T>
+internal::AnyOf<T> WhenAny(std::vector<Future<T>>& futures) {
+  return {&futures};
 }
 
 namespace internal {
@@ -404,26 +508,43 @@ inline Task<void> AwaitAll(std::vector<Future<void>> futures) {
   for (Future<void>& future : futures) co_await std::move(future);
 }
 
+// Happens once.
+class Event {
+ public:
+  void Set() {
+    const std::lock_guard lock(mutex_);
+    happened_ = true;
+    changed_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return happened_; });
+  }
+  // False: it has not.
+  bool WaitFor(std::chrono::nanoseconds time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return happened_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool happened_ = false;
+};
+
 // Runs a task from a thread that waits for it.
 template <typename T>
 Result<Stored<T>> RunToEnd(Task<T> task) {
   class Ended final : public Waiter {
    public:
     std::coroutine_handle<> Done() override {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-      changed_.notify_all();
+      event_.Set();
       return std::noop_coroutine();
     }
-    void Await() {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return ended_; });  // each call in it has its deadline
-    }
+    void Await() { event_.Wait(); }  // each call in the task has its deadline
 
    private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool ended_ = false;
+    Event event_;
   } ended;
   task.handle().promise().waiter = &ended;
   {

@@ -345,6 +345,13 @@ gtrain_status gtrain_actors_await_turn(gtrain_actors* actors, int* drives, gtrai
     return absl::OkStatus();
   });
 }
+gtrain_status gtrain_actors_await_over(gtrain_actors* actors, int64_t timeout_ms, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
+    return actors->cluster->AwaitOver(absl::Milliseconds(timeout_ms));
+  });
+}
 void gtrain_actors_finish(gtrain_actors* actors) {
   (void)Call(nullptr, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));

@@ -164,6 +164,46 @@ gtrain::Task<> Calls(gtrain::Cluster& cluster) {
   gate.Close();
 }
 
+gtrain::Task<size_t> NoneLeft(std::vector<gtrain::Future<int64_t>>* futures) {
+  co_return co_await gtrain::WhenAny(*futures);
+}
+
+// The first that is there, again and again, until all were taken; a late one holds up none of the others.
+gtrain::Task<> Any(gtrain::Cluster& cluster) {
+  gate.Close();
+  auto slow = co_await cluster.Spawn<Counter>(0);
+  auto quick = co_await cluster.Spawn<Counter>(7);
+  std::vector<gtrain::Future<int64_t>> futures;
+  auto held = slow.With(seconds(50)).Call<&Counter::WaitAtGate>();
+  futures.push_back(slow.With(seconds(50)).Call<&Counter::Value>());  // behind it
+  for (int i = 0; i < 20; ++i) futures.push_back(quick.Call<&Counter::Add>(1));
+  futures.push_back(quick.With(milliseconds(1)).Call<&Counter::Add>(0));
+  size_t taken = 0;
+  while (taken < 21) {
+    const size_t first = co_await gtrain::WhenAny(futures);
+    CHECK(first > 0 && first < futures.size());
+    (void)co_await gtrain::Try(std::move(futures[first]));
+    if (taken++ % 2 == 0) futures.erase(futures.begin() + static_cast<ptrdiff_t>(first));
+  }
+  gate.Open();
+  CHECK(co_await gtrain::WhenAny(futures) == 0);
+  CHECK(co_await std::move(futures[0]) == 0);
+  co_await std::move(held);
+  gate.Close();
+  // Answers come while others are still being asked for, from other threads.
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<gtrain::Future<int64_t>> racing;
+    for (int i = 0; i < 4; ++i) racing.push_back((i % 2 == 0 ? quick : slow).Call<&Counter::Value>());
+    for (int i = 0; i < 4; ++i) {
+      const size_t first = co_await gtrain::WhenAny(racing);
+      (void)co_await std::move(racing[first]);
+      racing.erase(racing.begin() + static_cast<ptrdiff_t>(first));
+    }
+    const auto none = co_await gtrain::Try(NoneLeft(&racing));
+    CHECK(none.status().code() == StatusCode::kInvalidArgument);
+  }
+}
+
 gtrain::Task<> Values(gtrain::Cluster& cluster) {
   auto echo = co_await cluster.Spawn<Echo>();
   const Everything all = {true,
@@ -321,6 +361,7 @@ int main(int argc, char** argv) {
         "Half() const -> i64; Nothing() const -> nothing; WaitAtGate() const -> bool; WaitsInside({string}) "
         "-> bool");
   Run(Calls);
+  Run(Any);
   Run(Values);
   Run(Coroutines);
   Run(AwaitsWhatIsThere);

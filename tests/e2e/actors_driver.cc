@@ -5,6 +5,8 @@
 //   call ACTORS CALLS   calls each so often, and prints what it counted
 //   fail                ends with an error
 //   count SECONDS       adds to a counter on each rank but its own, and writes what it knows to DIR/result
+//   nest COUNT          an actor on another rank spawns COUNT of its own, and they end with it
+//   stubborn            calls an actor of another rank for ever, whatever comes of it; DIR/begun likewise
 //   keep SECONDS        likewise, with sums whose state is kept; DIR/begun is there when they are
 #include <gtrain/gtrain.h>
 #include <unistd.h>
@@ -13,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -38,6 +41,57 @@ class Counter {
 [[maybe_unused]] constexpr auto kCounter =
     gtrain::Actor<Counter, gtrain::Ctor<std::string>,
                   gtrain::Methods<&Counter::Add, &Counter::Count, &Counter::Process>>;
+
+// Has actors of its own, on whichever ranks.
+class Parent {
+ public:
+  gtrain::Task<int64_t> Bear(int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      children_.push_back(co_await gtrain::Cluster::Current().Spawn<Counter>("child-" + std::to_string(i)));
+    }
+    int64_t sum = 0;
+    for (const auto& child : children_) sum += co_await child.Call<&Counter::Add>(int64_t{7});
+    co_return sum;
+  }
+  std::vector<gtrain::Ref<Counter>> Children() const { return {children_.begin(), children_.end()}; }
+  void Throw() const { throw std::runtime_error("a parent throws"); }
+
+ private:
+  std::vector<gtrain::Owner<Counter>> children_;
+};
+[[maybe_unused]] constexpr auto kParent =
+    gtrain::Actor<Parent, gtrain::Ctor<>, gtrain::Methods<&Parent::Bear, &Parent::Children, &Parent::Throw>>;
+
+gtrain::Task<> Nest(gtrain::Cluster& cluster, int64_t count) {
+  auto parent = co_await cluster.Spawn<Parent>(gtrain::Spawn().OnRank(1));
+  const int64_t sum = co_await parent.Call<&Parent::Bear>(count);
+  const auto children = co_await parent.Call<&Parent::Children>();
+  std::printf("sum %lld\n", static_cast<long long>(sum));
+  for (const auto& child : children) {  // whoever has a reference may call it
+    const int64_t process = co_await child.Call<&Counter::Process>();
+    std::printf("process %lld\n", static_cast<long long>(process));
+  }
+  // It is made anew, and has none of them any more.
+  (void)co_await gtrain::Try(parent.Call<&Parent::Throw>());
+  const auto left = co_await parent.Call<&Parent::Children>();
+  size_t ended = 0;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (ended < children.size() && std::chrono::steady_clock::now() < until) {
+    ended = 0;
+    for (const auto& child : children) {
+      const auto count = co_await gtrain::Try(child.Call<&Counter::Count>());
+      ended += count.status().code() == gtrain::StatusCode::kNotFound ? 1 : 0;
+    }
+  }
+  std::printf("left %zu ended %zu\n", left.size(), ended);
+}
+
+gtrain::Task<> CallForEver(gtrain::Cluster& cluster) {
+  auto counter = co_await cluster.Spawn<Counter>(gtrain::Spawn().OnRank(1), "ever");
+  co_await counter.Call<&Counter::Add>(int64_t{1});
+  std::ofstream(arguments[0] + "/begun");
+  for (;;) (void)co_await gtrain::Try(counter.Call<&Counter::Count>());
+}
 
 gtrain::Task<> PlaceAll(gtrain::Cluster& cluster, int count) {
   gtrain::Spawn options;
@@ -139,6 +193,8 @@ gtrain::Task<> Drive(gtrain::Cluster& cluster) {
   if (what == "call")
     co_await CallAll(cluster, std::atoi(arguments[2].c_str()), std::atoi(arguments[3].c_str()));
   if (what == "count") co_await CountOn(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "nest") co_await Nest(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "stubborn") co_await CallForEver(cluster);
   if (what == "keep") co_await KeepOn(cluster, std::atoi(arguments[2].c_str()));
   if (what == "fail") {
     auto counter = co_await cluster.Spawn<Counter>("fails");

@@ -49,6 +49,25 @@ class ActorsTest(harness.GtrainTest):
         self.assertEqual(collections.Counter(lines), {number: 6 for number in range(200)})
         self.end_local_cluster()
 
+    def test_actors_spawn_actors_that_end_with_them(self):
+        self.launch('nest', 3, 'nest', 9)
+        self.wait_for_state('nest', 'SUCCEEDED')
+        log = self.log('nest')
+        self.assertIn('sum 9', log)
+        self.assertEqual(collections.Counter(collections.Counter(re.findall(r'process (\d+)', log)).values()), {3: 3}, log)
+        self.assertIn('left 0 ended 9', log)
+        self.assertEqual(self.effects(), {f'child-{i}': [7] for i in range(9)})
+        self.end_local_cluster()
+
+    def test_a_driver_that_nobody_ends_any_more_ends_itself(self):
+        """All that could end its job is killed, and its calls come to nothing. It tries again for ever."""
+        self.launch('stubborn', 2, 'stubborn', extra='elastic: {mode: in-place}\n')
+        wait_until('a first call', lambda: os.path.exists(os.path.join(self.out, 'begun')))
+        for verb in ('head', 'agent', 'local-watch', 'keeper'):
+            for pid in self.daemons(verb):
+                os.kill(pid, signal.SIGKILL)
+        wait_until('the ranks to end', lambda: not any(harness.alive(pid) for pid in self.processes()), 60)
+
     def test_a_failed_driver_fails_the_job_and_says_why(self):
         self.launch('fail', 2, 'fail', extra='restart: {budget: 0}\n')
         self.wait_for_state('fail', 'FAILED')
