@@ -61,6 +61,15 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
                           Reply reply) { Make(at, spec, timeout, std::move(reply)); };
   functions.end = [this](const ActorAddress& at, const std::string& reason) { EndAt(at, reason); };
   owned_ = std::make_unique<OwnedActors>(self_, std::move(functions), clock);
+  directory_ = std::make_unique<Directory>(
+      self_, Directory::Functions{[this](const CallerId& process, Control method,
+                                         const std::string& arguments, absl::Duration timeout, Reply reply) {
+                                    peers_->Ask(process, static_cast<uint32_t>(method), arguments, timeout,
+                                                std::move(reply));
+                                  },
+                                  [this](const ActorRef& ref, absl::Duration timeout, Reply reply) {
+                                    Locate(ref, ActorAddress(), timeout, std::move(reply));
+                                  }});
   members_.push_back({self_, "", {}, false});
   drives_ = true;
 }
@@ -90,7 +99,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
                 std::move(reply));
   };
   options.locate = [this](const ActorRef& ref, const ActorAddress& not_at, Reply reply) {
-    Locate(ref, not_at, std::move(reply));
+    Locate(ref, not_at, kLocateWithin, std::move(reply));
   };
   peers_ = std::make_unique<Peers>(host_.get(), std::move(server), std::move(options), clock_);
   {
@@ -201,6 +210,7 @@ absl::Status Cluster::GatherOnce() {
 absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   std::vector<Introduction> all;
   std::vector<PeerProcess> processes;
+  CallerId driver;
   for (size_t rank = 0; rank < table.size(); ++rank) {
     absl::StatusOr<Introduction> one = ParseIntroduction(table[rank]);
     if (!one.ok())
@@ -215,9 +225,11 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
       members_.push_back({all[rank].process, all[rank].node, processes[rank], false});
     rank_ = network_->gathering->rank();
     driver_ = DriverOf(all);
-    drives_ |= all[driver_].process == self_;
+    driver = all[driver_].process;
+    drives_ |= driver == self_;
   }
   peers_->SetProcesses(std::move(processes));
+  directory_->SetKeeper(driver);
   return absl::OkStatus();
 }
 
@@ -343,6 +355,45 @@ void Cluster::Spawn(absl::string_view type, const SpawnOptions& options, const P
   owned_->Spawn(std::move(spec), timeout, std::move(reply));
 }
 
+void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const SpawnOptions& options,
+                         const Placement& placement, std::string arguments, absl::Duration timeout,
+                         Reply reply) {
+  if (const absl::Status is_name = CheckName(name); !is_name.ok()) return reply(is_name, {});
+  NamedActor named;
+  named.name = std::string(name);
+  named.type = std::string(type);
+  named.owner = self_;
+  const Instant deadline = clock_.Now() + timeout;
+  Spawn(type, options, placement, std::move(arguments), timeout,
+        [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
+                                                          absl::string_view result) mutable {
+          const absl::StatusOr<ActorRef> ref = status.ok() ? ActorRef::Parse(result) : status;
+          const absl::StatusOr<std::string> signature = host_->SignatureOf(named.type);
+          if (!ref.ok() || !signature.ok()) return reply(ref.ok() ? signature.status() : ref.status(), {});
+          named.signature = *signature;
+          named.id = ref->id;
+          named.reference = std::string(result);
+          // Nobody has heard of it yet.
+          directory_->Name(
+              named, deadline - clock_.Now(),
+              [this, named, reply = std::move(reply)](const absl::Status& status, absl::string_view) mutable {
+                if (!status.ok()) owned_->End(named.id, "it could not have its name");
+                reply(status, status.ok() ? named.reference : "");
+              });
+        });
+}
+
+void Cluster::Find(absl::string_view name, absl::string_view type, absl::Duration timeout, Reply reply) {
+  const absl::StatusOr<std::string> signature = host_->SignatureOf(type);
+  if (!signature.ok()) return reply(signature.status(), {});
+  FindRequest request;
+  request.name = name;
+  request.type = type;
+  request.signature = *signature;
+  if (const absl::Status is_name = CheckName(name); !is_name.ok()) return reply(is_name, {});
+  directory_->Find(request, timeout, std::move(reply));
+}
+
 void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply) {
   const absl::StatusOr<std::string> signature = host_->SignatureOf(spec.type);
   if (!signature.ok()) return reply(signature.status(), {});
@@ -396,7 +447,9 @@ void Cluster::Call(const ActorRef& ref, int method, std::string arguments, absl:
 }
 
 void Cluster::End(const ActorRef& ref, absl::string_view reason) {
-  if (CallerId{ref.owner_high, ref.owner_low} == self_) owned_->End(ref.id, std::string(reason));
+  if (CallerId{ref.owner_high, ref.owner_low} != self_) return;
+  owned_->End(ref.id, std::string(reason));
+  directory_->Release(ref.id);
 }
 
 // All endings that wait go as one call, so that whoever has thousands of actors may let them go at once.
@@ -445,12 +498,12 @@ void Cluster::SendEndings(const CallerId& process) {
       });
 }
 
-void Cluster::Locate(const ActorRef& ref, const ActorAddress& not_at, Reply reply) {
+void Cluster::Locate(const ActorRef& ref, const ActorAddress& not_at, absl::Duration timeout, Reply reply) {
   const CallerId owner{ref.owner_high, ref.owner_low};
   if (owner == self_) return owned_->Locate(ref.id, not_at, std::move(reply));
   ActorRef asked = ref;
   asked.at = not_at;
-  peers_->Ask(owner, static_cast<uint32_t>(Control::kLocate), asked.Pack(), kLocateWithin, std::move(reply));
+  peers_->Ask(owner, static_cast<uint32_t>(Control::kLocate), asked.Pack(), timeout, std::move(reply));
 }
 
 // ---- what others ask of this process
@@ -485,6 +538,16 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
       const absl::StatusOr<OwnedReport> report = ParseOwned(arguments);
       if (report.ok()) owned_->EndedBy(report->id, caller, std::string(report->text));
       return reply(report.status(), {});
+    }
+    case Control::kName: {
+      const absl::StatusOr<NameRequest> request = ParseName(arguments);
+      if (!request.ok()) return reply(request.status(), {});
+      return directory_->OnName(caller, *request, timeout, std::move(reply));
+    }
+    case Control::kFind: {
+      const absl::StatusOr<FindRequest> request = ParseFind(arguments);
+      if (!request.ok()) return reply(request.status(), {});
+      return directory_->OnFind(*request, timeout, std::move(reply));
     }
     case Control::kFinish: {
       {
@@ -544,6 +607,7 @@ void Cluster::OnGone(const CallerId& process) {
     host_->End(address, "the process of its owner has ended");
   }
   owned_->ProcessLost(process);
+  directory_->ProcessLost(process);
 }
 
 void Cluster::OnEnd(uint64_t actor, bool tell) {

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "actors/exec/directory.h"
 #include "actors/exec/host.h"
 #include "actors/exec/owned.h"
 #include "actors/exec/peers.h"
@@ -77,6 +78,13 @@ class Cluster {
   // place. kFailedPrecondition: the class is another one there.
   void Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
              std::string arguments, absl::Duration timeout, Reply reply);
+  // Likewise, of one that all processes of the job find by its name while its owner has it. kAlreadyExists:
+  // another one has the name. kUnavailable: the process that drives, which keeps the names, is gone.
+  void SpawnNamed(absl::string_view name, absl::string_view type, const SpawnOptions& options,
+                  const Placement& placement, std::string arguments, absl::Duration timeout, Reply reply);
+  // The reply is a reference. kNotFound: there is no such actor now. kFailedPrecondition: it is of another
+  // class. kUnavailable: likewise.
+  void Find(absl::string_view name, absl::string_view type, absl::Duration timeout, Reply reply);
   void Call(const ActorRef& ref, int method, std::string arguments, absl::Duration timeout, Reply reply);
   // Of an actor that this process has made; others end none.
   void End(const ActorRef& ref, absl::string_view reason);
@@ -120,7 +128,7 @@ class Cluster {
   void OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& address);
   void EndAt(const ActorAddress& at, const std::string& reason);
   void SendEndings(const CallerId& process);
-  void Locate(const ActorRef& ref, const ActorAddress& not_at, Reply reply);
+  void Locate(const ActorRef& ref, const ActorAddress& not_at, absl::Duration timeout, Reply reply);
   void OnControl(const CallerId& caller, uint32_t method, const std::string& arguments,
                  absl::Duration timeout, Reply reply);
   void OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply);
@@ -133,6 +141,8 @@ class Cluster {
   std::string endpoint_;
   CallerId self_;
   std::unique_ptr<OwnedActors> owned_;
+  std::unique_ptr<Directory> directory_;
+
   std::unique_ptr<Peers> peers_;
   std::shared_ptr<Ends> ends_;
   std::thread gathering_;

@@ -159,6 +159,43 @@ absl::StatusOr<OwnedReport> ParseOwned(absl::string_view bytes) {
   return report;
 }
 
+std::string PrintName(const NameRequest& request) {
+  std::string bytes;
+  PutNumber(request.drop, &bytes);
+  PutNumber(request.id, &bytes);
+  PutText(request.name, &bytes);
+  PutText(request.type, &bytes);
+  PutText(request.signature, &bytes);
+  PutText(request.reference, &bytes);
+  return bytes;
+}
+
+absl::StatusOr<NameRequest> ParseName(absl::string_view bytes) {
+  NameRequest request;
+  if (!TakeNumber(&bytes, &request.drop) || request.drop > 1 || !TakeNumber(&bytes, &request.id) ||
+      !TakeText(&bytes, kNameBytesMax, &request.name) || !TakeText(&bytes, kNameBytesMax, &request.type) ||
+      !TakeText(&bytes, kSignatureBytesMax, &request.signature) ||
+      !TakeText(&bytes, kNameBytesMax, &request.reference) || !bytes.empty())
+    return Malformed("which actor is to have which name?");
+  return request;
+}
+
+std::string PrintFind(const FindRequest& request) {
+  std::string bytes;
+  PutText(request.name, &bytes);
+  PutText(request.type, &bytes);
+  PutText(request.signature, &bytes);
+  return bytes;
+}
+
+absl::StatusOr<FindRequest> ParseFind(absl::string_view bytes) {
+  FindRequest request;
+  if (!TakeText(&bytes, kNameBytesMax, &request.name) || !TakeText(&bytes, kNameBytesMax, &request.type) ||
+      !TakeText(&bytes, kSignatureBytesMax, &request.signature) || !bytes.empty())
+    return Malformed("which name is looked for?");
+  return request;
+}
+
 std::string PrintEnd(const EndRequest& request) {
   std::string bytes;
   PutText(request.reason, &bytes);

@@ -34,6 +34,8 @@ enum class Control : uint32_t {
   kLocate = 3,  // of the owner: a LocateRequest; the answer is an address
   kKeep = 4,    // of the owner: an OwnedReport with a KeptRecord
   kEnded = 5,   // of the owner: an OwnedReport of an actor that has ended by itself, and why
+  kName = 6,    // of who keeps the names: a NameRequest
+  kFind = 7,    // likewise: a FindRequest; the answer is a reference
 };
 
 struct SpawnRequest {
@@ -69,6 +71,22 @@ struct OwnedReport {
 std::string PrintOwned(const OwnedReport& report);
 // A view into `bytes`.
 absl::StatusOr<OwnedReport> ParseOwned(absl::string_view bytes);
+
+struct NameRequest {
+  uint8_t drop = 0;  // 1: the actor is to have the name no more
+  absl::string_view name, type, signature, reference;
+  uint64_t id = 0;  // the number of the actor at its owner, who says this
+};
+std::string PrintName(const NameRequest& request);
+// Views into `bytes`.
+absl::StatusOr<NameRequest> ParseName(absl::string_view bytes);
+
+struct FindRequest {
+  absl::string_view name, type, signature;
+};
+std::string PrintFind(const FindRequest& request);
+// Views into `bytes`.
+absl::StatusOr<FindRequest> ParseFind(absl::string_view bytes);
 
 struct EndRequest {
   absl::string_view reason;

@@ -68,6 +68,28 @@ TEST(Owned, IsReadAsItWasWritten) {
   EXPECT_FALSE(ParseOwned(bytes.substr(0, 7)).ok());
 }
 
+TEST(Names, AreReadAsTheyWereWritten) {
+  const std::string bytes = PrintName({1, "ps/1", "Shard", "(i64)", "reference", UINT64_MAX});
+  const auto read = ParseName(bytes);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read->drop, 1);
+  EXPECT_EQ(read->id, UINT64_MAX);
+  EXPECT_EQ(read->name, "ps/1");
+  EXPECT_EQ(read->type, "Shard");
+  EXPECT_EQ(read->signature, "(i64)");
+  EXPECT_EQ(read->reference, "reference");
+  const std::string wanted = PrintFind({"ps/1", "Shard", "(i64)"});
+  const auto find = ParseFind(wanted);
+  ASSERT_TRUE(find.ok());
+  EXPECT_EQ(find->name, "ps/1");
+  EXPECT_EQ(find->signature, "(i64)");
+  for (size_t size = 0; size < bytes.size(); ++size) EXPECT_FALSE(ParseName(bytes.substr(0, size)).ok());
+  for (size_t size = 0; size < wanted.size(); ++size) EXPECT_FALSE(ParseFind(wanted.substr(0, size)).ok());
+  EXPECT_FALSE(ParseName(bytes + "x").ok());
+  EXPECT_FALSE(ParseFind(wanted + "x").ok());
+  EXPECT_FALSE(ParseName("\x02" + bytes.substr(1)).ok());
+}
+
 TEST(End, IsReadAsItWasWritten) {
   for (const std::vector<uint64_t>& actors : {std::vector<uint64_t>{}, {1, UINT64_MAX}}) {
     const std::string bytes = PrintEnd({"why", actors});

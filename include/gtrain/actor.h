@@ -310,6 +310,14 @@ enum class Durable {
 class Spawn {
  public:
   Spawn() = default;
+  // With a name by which all ranks of the job find it (Cluster::Find) while its owner has it: 1 to 255 bytes
+  // without control characters. kAlreadyExists: another actor has it. Those of a group are called "name/0",
+  // "name/1" and so on.
+  explicit Spawn(std::string name) : name_(std::move(name)) {}
+  Spawn& Named(std::string name) {
+    name_ = std::move(name);
+    return *this;
+  }
   // How often it is made anew within an hour after it threw; then it ends. 3 unless it is said.
   Spawn& Restarts(int restarts) {
     restarts_ = restarts;
@@ -337,6 +345,7 @@ class Spawn {
     keep_ = durable == Durable::kPeer;
     return *this;
   }
+  const std::string& name() const { return name_; }  // empty: it has none
   int restarts() const { return restarts_; }
   bool keep() const { return keep_; }
   Spread spread() const { return spread_; }
@@ -344,6 +353,7 @@ class Spawn {
   std::chrono::nanoseconds within() const { return timeout_; }
 
  private:
+  std::string name_;
   int restarts_ = 3, rank_ = -1;
   bool keep_ = false;
   Spread spread_ = Spread::kProcesses;
@@ -425,8 +435,9 @@ class Cluster {
     using Answered = internal::Answered<Owner<T>, decltype(owner)>;
     auto* answered = new Answered(owner);
     Future<Owner<T>> future(answered->outcome());
-    const gtrain_spawn_options c{sizeof(c), options.restarts(), static_cast<int32_t>(options.spread()),
-                                 options.rank(), options.keep() ? 1 : 0};
+    const gtrain_spawn_options c{
+        sizeof(c),      options.restarts(),     static_cast<int32_t>(options.spread()),
+        options.rank(), options.keep() ? 1 : 0, options.name().c_str()};
     gtrain_actors_spawn(internal::Engine(), internal::ActorName<T>().c_str(), &c, packed.data(),
                         packed.size(), internal::Milliseconds(options.within()), &Answered::Reply, answered);
     return future;
@@ -436,11 +447,33 @@ class Cluster {
                          gtrain::Spawn>) Future<Owner<T>> Spawn(Given&&... given) {
     return Spawn<T>(gtrain::Spawn(), std::forward<Given>(given)...);
   }
+  // The actor that some rank has spawned with this name. kNotFound: there is none now. kFailedPrecondition:
+  // it is of another class. kUnavailable: the rank that drives, which keeps the names, is gone: again when
+  // another one does.
+  template <typename T>
+  Future<Ref<T>> Find(const std::string& name, std::chrono::nanoseconds timeout = kCallTimeout) {
+    static_assert(internal::HasDescription<T>,
+                  "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
+                  "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before one is looked for");
+    const auto found = [](const void* data, size_t size) -> Result<Ref<T>> {
+      return Ref<T>(std::string(static_cast<const char*>(data), size));
+    };
+    using Answered = internal::Answered<Ref<T>, decltype(found)>;
+    auto* answered = new Answered(found);
+    Future<Ref<T>> future(answered->outcome());
+    gtrain_actors_find(internal::Engine(), name.c_str(), internal::ActorName<T>().c_str(),
+                       internal::Milliseconds(timeout), &Answered::Reply, answered);
+    return future;
+  }
   // `count` of them, all made of the same arguments.
   template <typename T, typename... Given>
   Task<ActorGroup<T>> SpawnGroup(size_t count, gtrain::Spawn options, Given... given) {
     std::vector<Future<Owner<T>>> making;
-    for (size_t i = 0; i < count; ++i) making.push_back(Spawn<T>(options, given...));
+    for (size_t i = 0; i < count; ++i) {
+      gtrain::Spawn one = options;
+      if (!options.name().empty()) one.Named(options.name() + "/" + std::to_string(i));
+      making.push_back(Spawn<T>(one, given...));
+    }
     std::vector<Owner<T>> made;
     for (Future<Owner<T>>& one : making) made.push_back(co_await std::move(one));
     co_return ActorGroup<T>(std::move(made));

@@ -161,15 +161,23 @@ typedef struct {
   int32_t spread;   /* GTRAIN_SPREAD_* */
   int32_t rank;     /* instead of it, the process with this rank now; below 0: none */
   int32_t keep;     /* 1: its state outlives its process, in the memory of this one */
+  const char*
+      name; /* that all ranks find it by, 1 to 255 bytes without control characters; NULL or "": none */
 } gtrain_spawn_options;
 
 /* What is replied is the reference of the actor, bytes that may be kept and sent. `timeout_ms` above 0.
  * Options may be NULL. NOT_FOUND: there is no such rank, or no such class there. FAILED_PRECONDITION: the
- * class is another one there. UNAVAILABLE: the process that was chosen is gone. The actor ends with this
- * process. */
+ * class is another one there. UNAVAILABLE: the process that was chosen is gone. ALREADY_EXISTS: another
+ * actor has the name. The actor ends with this process. */
 GTRAIN_API void gtrain_actors_spawn(gtrain_actors* actors, const char* type,
                                     const gtrain_spawn_options* options, const void* arguments, size_t size,
                                     int64_t timeout_ms, gtrain_reply_function reply, void* user);
+/* What is replied is the reference of the actor that was spawned with this name, by whichever rank.
+ * NOT_FOUND: there is none now. FAILED_PRECONDITION: it is of another class, or another build of this one.
+ * UNAVAILABLE: the rank that drives, which keeps the names, is gone: again when another one does.
+ * `timeout_ms` above 0. */
+GTRAIN_API void gtrain_actors_find(gtrain_actors* actors, const char* name, const char* type,
+                                   int64_t timeout_ms, gtrain_reply_function reply, void* user);
 /* RESOURCE_EXHAUSTED: its mailbox is full, or 1,024 calls to an actor of another process have no answer, so
  * await some calls before making others; the call has not run. UNAVAILABLE: the process of the actor is gone,
  * and the message says whether the call may have run.

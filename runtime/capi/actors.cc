@@ -388,6 +388,7 @@ void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_s
     if (type == nullptr) return absl::InvalidArgumentError("`type` is NULL");
     gtrain::actors::SpawnOptions spawn;
     gtrain::actors::Placement placement;
+    std::string name;
     if (options != nullptr) {
       GT_RETURN_IF_ERROR(gtrain::capi::CheckSize(options->size, sizeof(*options), "gtrain_spawn_options"));
       if (options->restarts >= 0) spawn.restarts = options->restarts;
@@ -396,6 +397,12 @@ void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_s
       placement.spread = static_cast<gtrain::actors::Spread>(options->spread);
       if (options->rank >= 0) placement.rank = options->rank;
       spawn.keep = options->keep != 0;
+      if (options->name != nullptr) name = options->name;
+    }
+    if (!name.empty()) {
+      actors->cluster->SpawnNamed(name, type, spawn, placement, std::string(View(arguments, size)),
+                                  absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));
+      return absl::OkStatus();
     }
     actors->cluster->Spawn(type, spawn, placement, std::string(View(arguments, size)),
                            absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));
@@ -416,6 +423,19 @@ void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t ref
                         gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
     actors->cluster->Call(ref, method, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
                           gtrain::capi::ReplyOf(reply, user));
+    return absl::OkStatus();
+  });
+  if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
+}
+
+void gtrain_actors_find(gtrain_actors* actors, const char* name, const char* type, int64_t timeout_ms,
+                        gtrain_reply_function reply, void* user) {
+  gtrain_error error;
+  const gtrain_status status = Call(&error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
+    if (name == nullptr || type == nullptr) return absl::InvalidArgumentError("`name` or `type` is NULL");
+    actors->cluster->Find(name, type, absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));
     return absl::OkStatus();
   });
   if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);

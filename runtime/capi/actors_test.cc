@@ -204,6 +204,24 @@ gtrain::Task<> Any(gtrain::Cluster& cluster) {
   }
 }
 
+gtrain::Task<> Names(gtrain::Cluster& cluster) {
+  auto group = co_await cluster.SpawnGroup<Counter>(3, gtrain::Spawn("counters").Restarts(1), int64_t{5});
+  for (int i = 0; i < 3; ++i) {
+    auto found = co_await cluster.Find<Counter>("counters/" + std::to_string(i));
+    CHECK(co_await found.Call<&Counter::Add>(i) == 5 + i);
+  }
+  CHECK(co_await group[2].Call<&Counter::Value>() == 7);
+  const auto taken = co_await gtrain::Try(cluster.Spawn<Counter>(gtrain::Spawn("counters/1"), 0));
+  CHECK(taken.status().code() == StatusCode::kAlreadyExists);
+  const auto another = co_await gtrain::Try(cluster.Find<Echo>("counters/1"));
+  CHECK(another.status().code() == StatusCode::kFailedPrecondition);
+  const auto below = co_await gtrain::Try(cluster.Spawn<Counter>(gtrain::Spawn().OnRank(-5), 0));
+  CHECK(below.status().code() == StatusCode::kInvalidArgument);
+  group = {};
+  const auto gone = co_await gtrain::Try(cluster.Find<Counter>("counters/1"));
+  CHECK(gone.status().code() == StatusCode::kNotFound);
+}
+
 gtrain::Task<> Values(gtrain::Cluster& cluster) {
   auto echo = co_await cluster.Spawn<Echo>();
   const Everything all = {true,
@@ -362,6 +380,7 @@ int main(int argc, char** argv) {
         "-> bool");
   Run(Calls);
   Run(Any);
+  Run(Names);
   Run(Values);
   Run(Coroutines);
   Run(AwaitsWhatIsThere);

@@ -49,7 +49,8 @@ class Parent {
     for (int64_t i = 0; i < count; ++i) {
       children_.push_back(co_await gtrain::Cluster::Current().Spawn<Counter>("child-" + std::to_string(i)));
     }
-    int64_t sum = 0;
+    auto shared = co_await gtrain::Cluster::Current().Find<Counter>("everybody's");
+    int64_t sum = 10 * co_await shared.Call<&Counter::Add>(int64_t{1});
     for (const auto& child : children_) sum += co_await child.Call<&Counter::Add>(int64_t{7});
     co_return sum;
   }
@@ -63,6 +64,7 @@ class Parent {
     gtrain::Actor<Parent, gtrain::Ctor<>, gtrain::Methods<&Parent::Bear, &Parent::Children, &Parent::Throw>>;
 
 gtrain::Task<> Nest(gtrain::Cluster& cluster, int64_t count) {
+  auto shared = co_await cluster.Spawn<Counter>(gtrain::Spawn("everybody's").OnRank(2), "shared");
   auto parent = co_await cluster.Spawn<Parent>(gtrain::Spawn().OnRank(1));
   const int64_t sum = co_await parent.Call<&Parent::Bear>(count);
   const auto children = co_await parent.Call<&Parent::Children>();

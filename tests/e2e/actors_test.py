@@ -53,10 +53,10 @@ class ActorsTest(harness.GtrainTest):
         self.launch('nest', 3, 'nest', 9)
         self.wait_for_state('nest', 'SUCCEEDED')
         log = self.log('nest')
-        self.assertIn('sum 9', log)
+        self.assertIn('sum 19', log)
         self.assertEqual(collections.Counter(collections.Counter(re.findall(r'process (\d+)', log)).values()), {3: 3}, log)
         self.assertIn('left 0 ended 9', log)
-        self.assertEqual(self.effects(), {f'child-{i}': [7] for i in range(9)})
+        self.assertEqual(self.effects(), {'shared': [1], **{f'child-{i}': [7] for i in range(9)}})
         self.end_local_cluster()
 
     def test_a_driver_that_nobody_ends_any_more_ends_itself(self):

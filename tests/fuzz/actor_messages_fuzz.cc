@@ -105,6 +105,8 @@ GT_FUZZ_RUN(actor_messages) {
   AsCalled(bytes);
   if (const auto one = actors::ParseIntroduction(bytes); one.ok())
     GT_CHECK(*actors::ParseIntroduction(actors::PrintIntroduction(*one)) == *one);
+  if (const auto one = actors::ParseName(bytes); one.ok()) GT_CHECK(actors::PrintName(*one) == bytes);
+  if (const auto one = actors::ParseFind(bytes); one.ok()) GT_CHECK(actors::PrintFind(*one) == bytes);
 }
 
 GT_FUZZ_SEEDS(actor_messages) {
@@ -122,7 +124,12 @@ GT_FUZZ_SEEDS(actor_messages) {
                       &control);
   actors::AppendFrame(actors::CallFrame{0, 2, 1, 1, 1000, false, actors::PrintEnd({"why", {1, 2}})},
                       &control);
-  return {calls, answers, control, actors::PrintIntroduction({kCaller, "10.0.0.1:4711", "node", true})};
+  return {calls,
+          answers,
+          control,
+          actors::PrintIntroduction({kCaller, "10.0.0.1:4711", "node", true}),
+          actors::PrintName({0, "ps/1", "Shard", "(i64)", std::string(56, 'r'), 7}),
+          actors::PrintFind({"ps/1", "Shard", "(i64)"})};
 }
 
 }  // namespace gtrain::fuzz
