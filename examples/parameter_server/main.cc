@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,28 +73,22 @@ gtrain::Task<> Drive(gtrain::Cluster& cluster, int64_t batches, std::string fold
   for (int64_t i = 0; i < count; ++i)
     workers.push_back(co_await cluster.Spawn<Worker>(gtrain::Spawn().Restarts(1000), folder, i, count));
 
-  // One call is under way to each worker; one whose process is lost is asked again, where it is made anew.
-  std::vector<std::optional<gtrain::Future<double>>> training(workers.size());
-  for (int64_t asked = 0, done = 0; done < batches;) {
-    for (size_t i = 0; i < workers.size(); ++i) {
-      if (!training[i] && asked < batches) {
-        training[i] = workers[i].Call<&Worker::Train>(server, kBatchesACall);
-        asked += kBatchesACall;
-      }
+  // One call is under way to each worker, whichever answers is asked again, and one whose process is lost is
+  // asked where it is made anew.
+  std::vector<gtrain::Future<double>> training;
+  for (const auto& worker : workers) training.push_back(worker.Call<&Worker::Train>(server, kBatchesACall));
+  for (int64_t done = 0; done < batches;) {
+    const size_t i = co_await gtrain::WhenAny(training);
+    const auto loss = co_await gtrain::Try(std::move(training[i]));
+    if (loss.ok()) {
+      done += kBatchesACall;
+      std::printf("worker %zu: loss %.3f\n", i, *loss);
+    } else if (loss.status().code() != gtrain::StatusCode::kUnavailable) {
+      co_await loss.status();  // the driver ends with it
+    } else {
+      std::printf("worker %zu: %s\n", i, loss.status().ToString().c_str());
     }
-    for (size_t i = 0; i < workers.size(); ++i) {
-      if (!training[i]) continue;
-      const auto loss = co_await gtrain::Try(*std::exchange(training[i], std::nullopt));
-      if (loss.ok()) {
-        done += kBatchesACall;
-        std::printf("worker %zu: loss %.3f\n", i, *loss);
-      } else if (loss.status().code() != gtrain::StatusCode::kUnavailable) {
-        co_await loss.status();  // the driver ends with it
-      } else {
-        asked -= kBatchesACall;
-        std::printf("worker %zu: %s\n", i, loss.status().ToString().c_str());
-      }
-    }
+    training[i] = workers[i].Call<&Worker::Train>(server, kBatchesACall);
   }
   const auto test = co_await gtrain::examples::ReadImages(folder, "t10k");
   std::printf("pushes %lld\n", static_cast<long long>(co_await server.Call<&Server::Version>()));

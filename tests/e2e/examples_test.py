@@ -14,6 +14,7 @@ from harness import SOURCE, wait_until
 CHAR_LM = os.path.join(harness.BUILD, 'examples', 'char_lm')
 SOFTMAX = os.path.join(harness.BUILD, 'examples', 'fashion_softmax')
 SERVER = os.path.join(harness.BUILD, 'examples', 'parameter_server')
+ROLLOUT = os.path.join(harness.BUILD, 'examples', 'rollout')
 FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
 LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
 DATA = '/usr/share/datasets/fashion-mnist'
@@ -97,7 +98,7 @@ resources: {{cpus: 1, oversubscribe: true}}
     @unittest.skipUnless(os.path.exists(SERVER) and os.path.exists(DATA), 'needs zlib and dataset-fashion-mnist')
     def test_a_parameter_server_outlives_its_processes(self):
         """P4: any rank but the driver's is killed; the weights have every push that was answered, and workers are made anew."""
-        batches = 4000
+        batches = 20000
         self.gtrain('launch', '-d', self.job_file('server', f'''
 name: server
 run: {SERVER} {batches}
@@ -117,6 +118,29 @@ resources: {{cpus: 1, oversubscribe: true}}
         self.assertTrue(pushes and accuracy, text)
         self.assertGreaterEqual(int(pushes.group(1)), batches)
         self.assertGreater(float(accuracy.group(1)), 0.80)
+
+    def test_a_learner_waits_for_no_slow_worker(self):
+        """P4: rollouts of four workers, of which one is slow; ranks are killed, and what was learned goes on."""
+        self.gtrain('launch', '-d', self.job_file('rollout', f'''
+name: rollout
+run: {ROLLOUT} 3000 100
+ranks: 4
+elastic: {{mode: in-place}}
+restart: {{budget: 10000, before_first_step: 10000}}
+resources: {{cpus: 1, oversubscribe: true}}
+'''))
+        for kill in range(2):
+            ranks = wait_until('four ranks', lambda: (lambda found: found if len(found) == 4 else None)(self.ranks_of('rollout')), TRAINING)
+            heard = self.step('rollout')
+            wait_until('more answers', lambda: self.step('rollout') > heard)
+            os.kill(ranks[1 + kill], signal.SIGKILL)
+        self.wait_for_state('rollout', 'SUCCEEDED', seconds=TRAINING)
+        text = ''.join(self.gtrain('logs', 'rollout', '--generation', str(generation)).stdout for generation in range(1, 4))
+        rollouts = {int(worker): int(count) for worker, count in re.findall(r'worker (\d): (\d+) rollouts', text)}
+        self.assertEqual(len(rollouts), 4, text[-2000:])
+        self.assertEqual(sum(rollouts.values()), 3000 * 60)
+        self.assertLess(10 * rollouts[0], min(rollouts[1], rollouts[2], rollouts[3]), rollouts)
+        self.assertGreater(float(re.findall(r'^.*mean return ([0-9.]+)', text, re.M)[-1]), 400)
 
     @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
     def test_fashion_mnist_resumes_after_a_killed_rank_and_learns(self):
