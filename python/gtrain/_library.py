@@ -91,11 +91,43 @@ class Message(ctypes.Structure):
                 ("tag", c_int), ("source", c_int), ("source_tag", c_int), ("received", c_size_t)]
 
 
+class Value(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("kind", c_int32), ("dtype", c_int32), ("integer", c_int64), ("unsigned_integer", c_uint64),
+                ("number", c_double), ("data", c_void_p), ("count", c_size_t)]
+
+
+class Unpacker(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("data", c_void_p), ("left", c_size_t)]
+
+
+class ActorsOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("threads", c_int32), ("mailbox_calls", c_int64), ("mailbox_bytes", c_int64)]
+
+
+class SpawnOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("restarts", c_int32), ("spread", c_int32), ("rank", c_int32), ("keep", c_int32),
+                ("name", c_char_p)]
+
+
+_ERROR = POINTER(Error)
+ACTOR_CREATE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, POINTER(c_void_p), _ERROR)
+ACTOR_DESTROY = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+ACTOR_CALL = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int32, c_void_p, c_size_t, c_void_p)
+ACTOR_SAVE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, _ERROR)
+ACTOR_LOAD = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, _ERROR)
+REPLY = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p, c_size_t)
+
+
+class ActorClass(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("signature", c_char_p), ("methods", c_int32), ("user", c_void_p),
+                ("create", ACTOR_CREATE), ("destroy", ACTOR_DESTROY), ("call", ACTOR_CALL), ("save", ACTOR_SAVE),
+                ("load", ACTOR_LOAD), ("constant", POINTER(ctypes.c_uint8))]
+
+
 BYTES_SAVE = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t))
 BYTES_LOAD = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
 LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 
-_ERROR = POINTER(Error)
 _HANDLE_OUT = POINTER(c_void_p)
 
 # name: (result, arguments). Functions that return a gtrain_status end with the error buffer.
@@ -220,6 +252,35 @@ _FUNCTIONS = {
     "gtrain_checkpointer_save_if_due": (c_int, [c_void_p, c_int64, c_void_p, POINTER(c_int), _ERROR]),
     "gtrain_checkpointer_wait": (c_int, [c_void_p, c_int64, _ERROR]),
     "gtrain_checkpointer_last_committed": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
+    "gtrain_packer_new": (c_void_p, []),
+    "gtrain_packer_free": (None, [c_void_p]),
+    "gtrain_packer_data": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t), _ERROR]),
+    "gtrain_pack_nil": (None, [c_void_p]),
+    "gtrain_pack_bool": (None, [c_void_p, c_int]),
+    "gtrain_pack_int": (None, [c_void_p, c_int64]),
+    "gtrain_pack_uint": (None, [c_void_p, c_uint64]),
+    "gtrain_pack_float": (None, [c_void_p, c_double]),
+    "gtrain_pack_string": (None, [c_void_p, c_char_p, c_size_t]),
+    "gtrain_pack_bytes": (None, [c_void_p, c_char_p, c_size_t]),
+    "gtrain_pack_numbers": (None, [c_void_p, c_int32, c_void_p, c_size_t]),
+    "gtrain_pack_array": (None, [c_void_p, c_size_t]),
+    "gtrain_pack_map": (None, [c_void_p, c_size_t]),
+    "gtrain_unpack": (c_int, [POINTER(Unpacker), POINTER(Value), _ERROR]),
+    "gtrain_actors_open": (c_int, [c_void_p, POINTER(ActorsOptions), _HANDLE_OUT, _ERROR]),
+    "gtrain_actors_join": (c_int, [c_void_p, _ERROR]),
+    "gtrain_actors_await_turn": (c_int, [c_void_p, POINTER(c_int), _ERROR]),
+    "gtrain_actors_await_over": (c_int, [c_void_p, c_int64, _ERROR]),
+    "gtrain_actors_finish": (None, [c_void_p]),
+    "gtrain_actors_processes": (c_int, [c_void_p]),
+    "gtrain_actors_free": (None, [c_void_p]),
+    "gtrain_actors_register": (c_int, [c_void_p, POINTER(ActorClass), _ERROR]),
+    "gtrain_actors_spawn": (None, [c_void_p, c_char_p, POINTER(SpawnOptions), c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
+    "gtrain_actors_find": (None, [c_void_p, c_char_p, c_char_p, c_int64, REPLY, c_void_p]),
+    "gtrain_actors_call": (None, [c_void_p, c_char_p, c_size_t, c_int32, c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
+    "gtrain_actors_end": (None, [c_void_p, c_char_p, c_size_t, c_char_p]),
+    "gtrain_call_reply": (None, [c_void_p, c_int, c_char_p, c_int, c_char_p, c_size_t]),
+    "gtrain_call_left_ms": (c_int64, [c_void_p]),
+    "gtrain_actors_inside": (c_int, []),
 }
 
 _INTEGERS = (c_int, c_int32, c_int64, c_size_t, c_uint64)
@@ -307,6 +368,11 @@ def call(name, *arguments):
     status = getattr(library, name)(*arguments, byref(error))
     if status != 0:
         raise error_for(library.gtrain_status_name(status).decode(), error.message.decode(errors="replace"))
+
+
+def call_plain(name, *arguments):
+    """Calls a function that returns nothing."""
+    getattr(load(), name)(*arguments)
 
 
 def library_path():

@@ -8,7 +8,7 @@ import unittest
 
 import harness
 from ckpt_test import LIBRARY, sanitized
-from harness import BUILD, soak, wait_until
+from harness import BUILD, SOURCE, soak, wait_until
 
 DRIVER = os.path.join(BUILD, 'tests', 'e2e_actors_driver')
 
@@ -146,6 +146,99 @@ class ActorsTest(harness.GtrainTest):
         self.assertGreater(kills, 5)
         print(f'\n{kills} kills, {added} numbers added to each, {longest} ms at most for 48 calls and three more, seed {seed}', flush=True)
         self.end_local_cluster()
+
+    def test_actors_of_python_outlive_their_processes(self):
+        """P4: a sum in a kept actor of Python, to which workers on all ranks add while ranks are killed."""
+        program = os.path.join(self.dir, 'program.py')
+        with open(program, 'w') as out:
+            out.write(PYTHON_PROGRAM)
+        job = self.job_file('python', f'''
+name: python
+run: /usr/bin/python3 {program} {self.out}
+ranks: 4
+env: {{PYTHONPATH: {os.path.join(SOURCE, 'python')}, GTRAIN_LIBRARY: {LIBRARY}}}
+elastic: {{mode: in-place}}
+restart: {{budget: 10000, before_first_step: 10000}}
+resources: {{cpus: 1, oversubscribe: true}}
+''')
+        self.gtrain('launch', '-d', job)
+        for kill in range(3):
+            wait_until('all ranks and more sums', lambda: len(self.living()) == 4 and self.added() > 200 * (kill + 1))
+            driver = int(self.read('driver'))
+            os.kill(sorted(self.living() - {driver})[kill], signal.SIGKILL)
+            wait_until('it to be dead', lambda: len(self.living()) < 4)
+        with open(os.path.join(self.out, 'enough'), 'w'):
+            pass
+        self.wait_for_state('python', 'SUCCEEDED')
+        sums, asked = map(int, self.read('result').split())
+        self.assertEqual(sums, asked)
+        self.end_local_cluster()
+
+    def added(self):
+        return int(self.read('added')) if os.path.exists(os.path.join(self.out, 'added')) else 0
+
+    def living(self):
+        return {pid for pid in self.processes() if harness.alive(pid)}
+
+
+PYTHON_PROGRAM = '''
+import asyncio, os, sys
+import gtrain
+from gtrain import actors
+
+out = sys.argv[1]
+open(f'{out}/process.{os.getpid()}', 'w').close()
+
+
+@actors.actor
+class Sum:
+    def __init__(self):
+        self.sum = 0
+
+    def add(self, by):
+        self.sum += by
+        return self.sum
+
+    @actors.readonly
+    def total(self):
+        return self.sum
+
+    def get_state(self):
+        return self.sum
+
+    def set_state(self, state):
+        self.sum = state
+
+
+@actors.actor
+class Host:
+    def process(self):
+        return os.getpid()
+
+
+async def drive(cluster):
+    with open(f'{out}/driver', 'w') as file:
+        file.write(str(os.getpid()))
+    total = await cluster.spawn(Sum, name='total', keep=True, restarts=1000)
+    hosts = [await cluster.spawn(Host, restarts=1000) for _ in range(cluster.processes)]
+    asked = 0
+    while not os.path.exists(f'{out}/enough'):
+        answers = await asyncio.gather(*[total.add(1) for _ in range(50)], hosts[asked // 50 % len(hosts)].process(),
+                                       return_exceptions=True)
+        asked += 50
+        for answer in answers[:50]:  # what is kept is never lost; a host may be
+            if isinstance(answer, Exception):
+                raise answer
+        with open(f'{out}/added.new', 'w') as file:
+            file.write(str(asked))
+        os.rename(f'{out}/added.new', f'{out}/added')
+    found = await cluster.find(Sum, 'total')
+    with open(f'{out}/result', 'w') as file:
+        file.write(f'{await found.total()} {asked}')
+
+
+sys.exit(actors.main(drive))
+'''
 
 
 if __name__ == '__main__':
