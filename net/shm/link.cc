@@ -53,6 +53,8 @@ bool OfThisUser(int socket) {
          credentials.uid == geteuid();
 }
 
+int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
 // Takes as long wherever the two differ.
 bool SameSecret(const Greeting& greeting, const std::string& secret) {
   if (greeting.secret_size != secret.size()) return false;
@@ -289,6 +291,7 @@ absl::StatusOr<std::unique_ptr<ShmListener>> ShmListener::Start(const ShmOptions
   listener->name_ = absl::StrFormat("gtrain-%016x%016x", high, low);
   listener->socket_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   listener->epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  listener->spare_ = UniqueFd(OpenSpare());
   socklen_t size = 0;
   const sockaddr_un address = AddressOf(listener->name_, &size);
   epoll_event event{};
@@ -319,6 +322,16 @@ std::vector<std::unique_ptr<ShmLink>> ShmListener::Accept() {
   std::erase_if(greeting_, [](const UniqueFd& socket) { return !socket.valid(); });
   for (;;) {
     UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid() && (errno == EMFILE || errno == ENFILE) && spare_.valid()) {
+      // Whoever waits would be heard of again and again. It is sent away, and comes over the network.
+      spare_.reset();
+      socket.reset(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const bool sent_away = socket.valid();
+      socket.reset();
+      spare_.reset(OpenSpare());
+      if (!sent_away) return links;
+      continue;
+    }
     if (!socket.valid()) return links;
     if (!OfThisUser(socket.get())) continue;
     hear(socket);

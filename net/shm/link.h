@@ -112,6 +112,8 @@ class ShmListener {
   ShmOptions options_;
   std::string name_;
   UniqueFd socket_, epoll_;
+  UniqueFd spare_;  // given up for a moment when there is no other descriptor
+
   std::deque<UniqueFd> greeting_;  // the oldest first
 };
 

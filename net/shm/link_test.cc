@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -240,6 +241,24 @@ TEST_F(ShmLinkTest, WhatIsNoGreetingIsRefused_B2) {
     ASSERT_TRUE(Readable(listener_->fd(), 10'000));
     EXPECT_THAT(listener_->Accept(), SizeIs(one.taken)) << one.what;
   }
+  Meet();
+}
+
+// A process that may open no more descriptors sends others away and does not look at them for ever.
+TEST_F(ShmLinkTest, WithoutDescriptorsOthersAreSentAway) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd waits = Dial();
+  const UniqueFd highest(dup(waits.get()));
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(highest.get() + 1);
+  std::vector<UniqueFd> filled;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  for (int fd = dup(waits.get()); fd >= 0; fd = dup(waits.get())) filled.emplace_back(fd);
+  EXPECT_THAT(listener_->Accept(), IsEmpty());
+  EXPECT_FALSE(Readable(listener_->fd(), 0)) << "it is looked at again and again";
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  filled.clear();
   Meet();
 }
 
