@@ -68,7 +68,11 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
                                                 std::move(reply));
                                   },
                                   [this](const ActorRef& ref, absl::Duration timeout, Reply reply) {
-                                    Locate(ref, ActorAddress(), timeout, std::move(reply));
+                                    const CallerId owner{ref.owner_high, ref.owner_low};
+                                    if (owner != self_)
+                                      return Locate(ref, ActorAddress(), timeout, std::move(reply));
+                                    const absl::StatusOr<ActorAddress> at = owned_->WhereLast(ref.id);
+                                    reply(at.status(), at.ok() ? at->Pack() : "");
                                   }});
   members_.push_back({self_, "", {}, false});
   drives_ = true;
@@ -101,6 +105,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
   options.locate = [this](const ActorRef& ref, const ActorAddress& not_at, Reply reply) {
     Locate(ref, not_at, kLocateWithin, std::move(reply));
   };
+  directory_->Join();
   peers_ = std::make_unique<Peers>(host_.get(), std::move(server), std::move(options), clock_);
   {
     MutexLock lock(&ends_->mutex);
@@ -139,10 +144,13 @@ void Cluster::ListenHere(const port::NetOptions& net, Peers::Options* options) {
 
 // The actors' last calls may need the others, and the others their answers.
 Cluster::~Cluster() {
+  bool lost = false;
   {
     MutexLock lock(&mutex_);
     closing_ = true;
+    lost = !over_ && !finished_;
   }
+  if (lost && peers_ != nullptr) peers_->Quiet();
   owned_->Close();
   host_->Close();
   {
@@ -210,7 +218,6 @@ absl::Status Cluster::GatherOnce() {
 absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   std::vector<Introduction> all;
   std::vector<PeerProcess> processes;
-  CallerId driver;
   for (size_t rank = 0; rank < table.size(); ++rank) {
     absl::StatusOr<Introduction> one = ParseIntroduction(table[rank]);
     if (!one.ok())
@@ -218,6 +225,10 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
     processes.push_back({one->process, one->endpoint, absl::StrCat("rank ", rank, " (", one->node, ")")});
     all.push_back(*std::move(one));
   }
+  // Before this process knows that it drives, and looks for actors by their names.
+  std::set<CallerId> members;
+  for (const Introduction& one : all) members.insert(one.process);
+  directory_->SetKeeper(all[DriverOf(all)].process, std::move(members));
   {
     MutexLock lock(&mutex_);
     members_.clear();
@@ -225,11 +236,9 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
       members_.push_back({all[rank].process, all[rank].node, processes[rank], false});
     rank_ = network_->gathering->rank();
     driver_ = DriverOf(all);
-    driver = all[driver_].process;
-    drives_ |= driver == self_;
+    drives_ |= all[driver_].process == self_;
   }
   peers_->SetProcesses(std::move(processes));
-  directory_->SetKeeper(driver);
   return absl::OkStatus();
 }
 
@@ -277,6 +286,10 @@ absl::Status Cluster::AwaitOver(absl::Duration timeout) {
 }
 
 void Cluster::Finish() {
+  {
+    MutexLock lock(&mutex_);
+    finished_ = true;
+  }
   if (peers_ == nullptr) return;
   struct Waiting {
     Mutex mutex;
@@ -359,18 +372,19 @@ void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const S
                          const Placement& placement, std::string arguments, absl::Duration timeout,
                          Reply reply) {
   if (const absl::Status is_name = CheckName(name); !is_name.ok()) return reply(is_name, {});
+  const absl::StatusOr<std::string> signature = host_->SignatureOf(type);
+  if (!signature.ok()) return reply(signature.status(), {});
   NamedActor named;
   named.name = std::string(name);
   named.type = std::string(type);
+  named.signature = *signature;
   named.owner = self_;
   const Instant deadline = clock_.Now() + timeout;
   Spawn(type, options, placement, std::move(arguments), timeout,
         [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
                                                           absl::string_view result) mutable {
           const absl::StatusOr<ActorRef> ref = status.ok() ? ActorRef::Parse(result) : status;
-          const absl::StatusOr<std::string> signature = host_->SignatureOf(named.type);
-          if (!ref.ok() || !signature.ok()) return reply(ref.ok() ? signature.status() : ref.status(), {});
-          named.signature = *signature;
+          if (!ref.ok()) return reply(ref.status(), {});  // the cluster may be gone then
           named.id = ref->id;
           named.reference = std::string(result);
           // Nobody has heard of it yet.
@@ -547,7 +561,7 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
     case Control::kFind: {
       const absl::StatusOr<FindRequest> request = ParseFind(arguments);
       if (!request.ok()) return reply(request.status(), {});
-      return directory_->OnFind(*request, timeout, std::move(reply));
+      return directory_->OnFind(caller, *request, timeout, std::move(reply));
     }
     case Control::kFinish: {
       {

@@ -166,7 +166,9 @@ class Cluster {
   std::map<uint64_t, OwnedElsewhere> owner_of_ ABSL_GUARDED_BY(mutex_);  // the same by actor
   std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);
   bool drives_ ABSL_GUARDED_BY(mutex_) = false;
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;      // the driver, which is elsewhere, has ended
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // it was here
+
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> gathered_ ABSL_GUARDED_BY(mutex_);  // not OK: no more will be
 };

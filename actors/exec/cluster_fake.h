@@ -171,7 +171,8 @@ struct World {
   std::vector<std::string> effects;
   bool gate = true, async_gate = true;
   int saves = 1 << 30;
-  std::atomic<int> alive = 0;
+  std::atomic<int> alive = 0, made = 0;
+
   size_t Count() {
     MutexLock lock(&mutex);
     return effects.size();
@@ -202,6 +203,7 @@ inline ActorClass TypeOf(World* world, const std::string& signature) {
       world->mutex.AwaitFor(kSoon, [&] { return world->gate; });
     }
     ++world->alive;
+    ++world->made;
     return new std::string(arguments);
   };
   type.destroy = [world](void* self) {

@@ -9,11 +9,12 @@ using ::testing::HasSubstr;
 
 class ClusterNamesTest : public ClusterTest {
  protected:
-  absl::StatusOr<ActorRef> SpawnNamed(int from, const std::string& name, int rank, int restarts = 3) {
+  absl::StatusOr<ActorRef> SpawnNamed(int from, const std::string& name, int rank, int restarts = 3,
+                                      const std::string& arguments = "") {
     Answers answers;
     SpawnOptions options;
     options.restarts = restarts;
-    clusters_[from]->SpawnNamed(name, "Log", options, {.rank = rank}, "", kSoon, answers.Taker());
+    clusters_[from]->SpawnNamed(name, "Log", options, {.rank = rank}, arguments, kSoon, answers.Taker());
     const auto bytes = answers.Get();
     if (!bytes.ok()) return bytes.status();
     return ActorRef::Parse(*bytes);
@@ -108,6 +109,87 @@ TEST_F(ClusterNamesTest, AnActorOfAnotherClassIsNotFoundByMistake) {
   EXPECT_EQ(found.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(found.status().message(), HasSubstr("is a Log, one, and not a Other, other"));
   EXPECT_TRUE(absl::IsNotFound(Find(1, "ps", "Unknown").status()));
+}
+
+// The owner of an actor that is being made anew answers those who look for it at once.
+TEST_F(ClusterNamesTest, NobodyWaitsForAnActorThatIsBeingMade) {
+  Open(3);
+  const auto actor = SpawnNamed(0, "ps", 1, 3, "slow");
+  ASSERT_TRUE(actor.ok());
+  Gate(false);
+  FakeNet::Get().CutOff(NetworkOf(*clusters_[1]), true);
+  job_.Begin({0, 2});
+  AwaitLooking([&] { return clusters_[0]->processes() == 2 && clusters_[2]->processes() == 2; });
+  for (const int from : {0, 2}) {
+    const auto found = Find(from, "ps");
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->id, actor->id);
+  }
+  EXPECT_TRUE(absl::IsAlreadyExists(SpawnNamed(0, "ps", 0).status()));
+  Gate(true);
+  EXPECT_TRUE(Call(2, *Find(2, "ps"), 0, "x").ok());
+  FakeNet::Get().CutOff(NetworkOf(*clusters_[1]), false);
+}
+
+// It does not know the names yet, and waits until the others have said them.
+TEST_F(ClusterNamesTest, ANewDriverFindsAtOnceWhatLives_P4) {
+  for (int i = 0; i < 5; ++i) {
+    clusters_.clear();
+    Open(4);
+    const auto actor = SpawnNamed(2, "ps", 3);
+    ASSERT_TRUE(actor.ok());
+    FakeNet::Get().CutOff(NetworkOf(*clusters_[0]), true);
+    job_.Begin({1, 2, 3});
+    const auto turn = clusters_[1]->AwaitTurn();
+    ASSERT_TRUE(turn.ok() && *turn);
+    const auto found = Find(1, "ps");
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(*found, *actor);
+    EXPECT_TRUE(absl::IsAlreadyExists(SpawnNamed(1, "ps", 1).status()));
+    FakeNet::Get().CutOff(NetworkOf(*clusters_[0]), false);
+  }
+}
+
+// Its rank is slow to hear who drives, and runs actors of that one already.
+TEST_F(ClusterNamesTest, WhoDoesNotKnowWhoKeepsTheNamesWaits) {
+  job_.Begin({0, 1});
+  job_.Hold(1, true);
+  std::vector<std::thread> joining;
+  for (int i = 0; i < 2; ++i) Add(i, {}, joining);
+  joining[0].join();
+  Answers named, found, taken;
+  clusters_[0]->SpawnNamed("ps", "Log", {}, {.rank = 0}, "", kSoon, named.Taker());
+  ASSERT_TRUE(Spawn(0, 1).ok());  // it is there
+  clusters_[1]->Find("ps", "Log", kSoon, found.Taker());
+  clusters_[1]->Find("ps", "Log", absl::Milliseconds(20), taken.Taker());
+  EXPECT_EQ(taken.Get().status().code(), absl::StatusCode::kDeadlineExceeded);
+  job_.Hold(1, false);
+  joining[1].join();
+  ASSERT_TRUE(named.Get().ok()) << named.Get().status();
+  ASSERT_TRUE(found.Get().ok()) << found.Get().status();
+  EXPECT_EQ(*found.Get(), *named.Get());
+}
+
+// A constructor that runs for longer than the cluster waits for it.
+TEST_F(ClusterNamesTest, ANamedSpawnMayOutliveItsCluster) {
+  Gate(false);
+  HostOptions options;
+  options.close_within = absl::Milliseconds(50);
+  Answers made, alone;
+  {
+    Cluster cluster(options, clock_);
+    ASSERT_TRUE(cluster.Register(TypeOf(&world_, "one")).ok());
+    cluster.SpawnNamed("ps", "Log", {}, {}, "slow", kSoon, alone.Taker());
+    Nap(20);
+  }
+  EXPECT_EQ(alone.Get().status().code(), absl::StatusCode::kCancelled);
+  Open(2, options);
+  clusters_[0]->SpawnNamed("ps", "Log", {}, {.rank = 0}, "slow", kSoon, made.Taker());
+  Nap(20);
+  clusters_.clear();
+  EXPECT_EQ(made.Get().status().code(), absl::StatusCode::kCancelled);
+  Gate(true);
+  AwaitLooking([&] { return world_.alive == 0 && world_.made == 2; });
 }
 
 TEST_F(ClusterNamesTest, AProcessAloneHasNames) {

@@ -177,5 +177,62 @@ TEST_F(ClusterNearTest, WithoutSharedMemoryItGoesOverTheNetwork) {
   EXPECT_EQ(world_.effects, (std::vector<std::string>{"1", "2", "3"}));
 }
 
+// A process that ends by itself before the job is over is lost, and its actors live on: nobody hears that
+// they are no more.
+TEST_F(ClusterNearTest, ActorsOfAProcessThatClosesAreLostAndNotEnded_P4) {
+  Open(4);
+  const auto kept = SpawnKept(0, 1), plain = Spawn(0, 1, "", kSoon, 100);
+  ASSERT_TRUE(kept.ok() && plain.ok());
+  std::atomic<bool> lost = false;
+  size_t sum = 0;
+  std::thread caller([&] {
+    for (int i = 0; i < 300 || !lost; ++i) {
+      const auto answer = Call(3, *kept, 3, "x");
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      ASSERT_EQ(answer->size(), ++sum);
+      const auto other = Call(3, *plain, 0, "x");
+      ASSERT_TRUE(other.ok() || absl::IsUnavailable(other.status())) << other.status();
+    }
+  });
+  AwaitLooking([&] { return clusters_[1]->counts().answered > 20; });
+  clusters_[1].reset();
+  job_.Begin({0, 2, 3});
+  lost = true;
+  caller.join();
+  EXPECT_EQ(Call(0, *kept, 4, "")->size(), sum);
+}
+
+// What had been answered is heard, also of a process that is lost before anybody has read it.
+TEST_F(ClusterNearTest, AnswersInARingThatIsLostAreHeard_P4) {
+  Open(2);
+  const auto actor = Spawn(0, 1), other = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok() && other.ok());
+  FakeNet::Get().CutOff(NetworkOf(*clusters_[1]), true);
+  Mutex mutex;
+  bool open = false;
+  std::atomic<bool> blocked = false;
+  // Whoever hears this hears nothing else meanwhile, as a process that is stopped.
+  clusters_[0]->Call(*other, 0, "block", kSoon, [&](const absl::Status&, absl::string_view) {
+    blocked = true;
+    MutexLock lock(&mutex);
+    mutex.AwaitFor(kSoon, [&] { return open; });
+  });
+  AwaitLooking([&] { return blocked.load(); });
+  Answers answers;
+  std::thread caller([&] {  // a call waits for its turn with the one that is blocked
+    for (int i = 0; i < 500; ++i) clusters_[0]->Call(*actor, 0, "x", kSoon, answers.Taker());
+  });
+  caller.join();
+  {
+    MutexLock lock(&mutex);
+    open = true;
+  }
+  AwaitLooking([&] { return world_.Count() >= 501; });
+  ASSERT_GT(CloseLinks(), 0);
+  job_.Begin({0});
+  for (const auto& one : answers.Await(500)) EXPECT_TRUE(one.status.ok()) << one.status;
+  FakeNet::Get().CutOff(NetworkOf(*clusters_[1]), false);
+}
+
 }  // namespace
 }  // namespace gtrain::actors

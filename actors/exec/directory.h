@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -31,11 +32,14 @@ class Directory {
     // The reply is where the actor is. NotFound: it is no more.
     std::function<void(const ActorRef& ref, absl::Duration timeout, Reply reply)> locate;
   };
-  // This process keeps the names until it is told otherwise.
+  // Of a process alone.
   Directory(const CallerId& self, Functions functions);
 
-  // Who keeps the names from now on.
-  void SetKeeper(const CallerId& process);
+  // There are others, and SetKeeper says who keeps the names: until then all that is asked waits.
+  void Join();
+  // Who keeps the names from now on, and all processes. Where that is this one, what is asked waits until
+  // each has said its names here, or is lost.
+  void SetKeeper(const CallerId& process, std::set<CallerId> members);
   // What it owned has ended.
   void ProcessLost(const CallerId& process);
 
@@ -49,7 +53,7 @@ class Directory {
 
   // Others ask this process.
   void OnName(const CallerId& caller, const NameRequest& request, absl::Duration timeout, Reply reply);
-  void OnFind(const FindRequest& request, absl::Duration timeout, Reply reply);
+  void OnFind(const CallerId& caller, const FindRequest& request, absl::Duration timeout, Reply reply);
 
  private:
   class Core;

@@ -519,14 +519,23 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         actor->inside = false;
         Schedule(actor);
       }
-      // One after the other: what they put behind themselves comes last.
       while (!later.empty()) {
         std::vector<absl::AnyInvocable<void()>> now = std::exchange(later, {});
-        for (absl::AnyInvocable<void()>& each : now) each();
+        LeaveToOthers(now);
+        now.front()();
       }
       inside_actor = false;
       deferred = nullptr;
     }
+  }
+
+  // This thread goes on with the first, which may take long. What else there is waits for no thread that
+  // could
+  // have it.
+  void LeaveToOthers(std::vector<absl::AnyInvocable<void()>>& later) {
+    MutexLock lock(&mutex_);
+    for (size_t i = 1; i < later.size(); ++i) tasks_.push_back(std::move(later[i]));
+    for (size_t i = 0; i < ready_.size() + tasks_.size() && !idle_.empty(); ++i) WakeOne();
   }
 
   void RunOne(const std::shared_ptr<Actor>& actor) {

@@ -337,5 +337,31 @@ TEST_F(HostTest, TenThousandActors) {
   EXPECT_EQ(alive_, 10'000);
 }
 
+// A thread that looks around finds a call, and something that goes on for long behind it.
+TEST_F(HostTest, WhatALookFoundWaitsForNothingThatGoesOn) {
+  HostOptions options;
+  options.threads = 2;
+  Open(options);
+  const ActorAddress actor = SpawnOne();
+  Notification answered;
+  std::atomic<bool> looked = false, went = false, also = false;
+  host_->SetLookAround([&](absl::FunctionRef<bool()> /*stop*/) {
+    if (looked.exchange(true)) return false;
+    host_->Call(actor, 0, "x", kSoon, [&](const absl::Status&, absl::string_view) { answered.Notify(); });
+    absl::AnyInvocable<void()> first = [&] { went = answered.WaitFor(kSoon); };
+    absl::AnyInvocable<void()> second = [&] { also = true; };
+    EXPECT_TRUE(host_->Post(first) && host_->Post(second));
+    return true;
+  });
+  SpawnOne();  // whoever makes it looks around behind that
+  EXPECT_TRUE(answered.WaitFor(kSoon));
+  Mutex mutex;
+  MutexLock lock(&mutex);
+  for (int i = 0; i < 3000 && !(went && also); ++i)
+    mutex.AwaitFor(absl::Milliseconds(10), [] { return false; });
+  EXPECT_TRUE(went && also);
+  host_->SetLookAround(nullptr);
+}
+
 }  // namespace
 }  // namespace gtrain::actors

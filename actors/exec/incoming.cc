@@ -9,6 +9,9 @@
 namespace gtrain::actors {
 namespace {
 
+// Answers that wait for a connection; of those that are asked for again no more are added then.
+constexpr size_t kUnsentMax = size_t{16} << 20;
+
 // What is kept of an answer, for whichever place its actor has when it is sent: a status code, then the
 // result or the sentence.
 std::string AnswerOf(const absl::Status& status, absl::string_view result) {
@@ -75,6 +78,7 @@ void IncomingCalls::OnHello(const port::Route& route, const HelloFrame& frame) {
 }
 
 void IncomingCalls::OnCall(const CallerId& caller, const CallFrame& frame, std::map<uint64_t, Again>& again) {
+  if (quiet_) return;
   if (frame.actor != 0 && !ledgers_.contains(frame.actor) && !functions_.lives(frame.actor)) {
     // There is nothing to keep of it: no number comes twice.
     std::string arguments;
@@ -91,8 +95,12 @@ void IncomingCalls::OnCall(const CallerId& caller, const CallFrame& frame, std::
       again[frame.actor] = {frame.number, true};
       return;
     case Admission::kAnswered:
-      if (!IsHeld(frame.actor, caller, frame.number))
+      if (IsHeld(frame.actor, caller, frame.number)) return;
+      if (Unsent(caller) > kUnsentMax) {  // it asks again, and takes nothing
+        again.try_emplace(frame.actor, Again{frame.number, true});
+      } else {
         SendAnswer(caller, frame.actor, frame.number, *admitted.answer);
+      }
       return;
     case Admission::kNotYet:
       again.try_emplace(frame.actor, Again{admitted.next, false});
@@ -248,10 +256,21 @@ void IncomingCalls::SendAnswer(const CallerId& caller, uint64_t actor, uint64_t 
   frame.actor = actor;
   frame.number = number;
   frame.code = static_cast<absl::StatusCode>(answer.front());
+  if (quiet_ && (frame.code == absl::StatusCode::kNotFound || frame.code == absl::StatusCode::kCancelled ||
+                 frame.code == absl::StatusCode::kAborted))
+    return;
   frame.text = answer.substr(1);
   std::string bytes;
   AppendFrame(frame, &bytes);
   Send(caller, bytes);
+}
+
+size_t IncomingCalls::Unsent(const CallerId& id) const {
+  const auto it = callers_.find(id);
+  if (it == callers_.end()) return 0;
+  size_t bytes = 0;
+  for (const std::string& message : it->second.unsent) bytes += message.size();
+  return bytes;
 }
 
 void IncomingCalls::Send(const CallerId& id, absl::string_view frame) {

@@ -68,6 +68,10 @@ class IncomingCalls {
   // It has the state of the newest save again: what it has done since is undone.
   void Undone(uint64_t actor);
 
+  // The process closes before the job is over, and its actors are lost and not ended: nothing is admitted
+  // from
+  // now on, and nobody hears that an actor is no more. Callers hear of the loss.
+  void Quiet() { quiet_ = true; }
   void ActorEnded(uint64_t actor);
   // Its process is dead, whatever still comes from it.
   void Forget(const CallerId& caller);
@@ -110,6 +114,7 @@ class IncomingCalls {
   // False: there is no room for it.
   bool Run(const CallerId& caller, const CallFrame& frame);
   void Send(const CallerId& caller, absl::string_view frame);
+  size_t Unsent(const CallerId& caller) const;  // bytes, in as many steps as messages wait
   void SendAnswer(const CallerId& caller, uint64_t actor, uint64_t number, absl::string_view answer);
   void SendHeld(uint64_t actor, std::vector<Held>& held);
   void Refuse(uint64_t actor, const std::vector<Held>& held);
@@ -119,6 +124,8 @@ class IncomingCalls {
 
   const CallerId self_;
   const size_t callers_max_;
+  bool quiet_ = false;
+
   const Functions functions_;
   std::map<std::string, CallerId> routes_;  // those that said hello
   std::map<CallerId, Caller> callers_;

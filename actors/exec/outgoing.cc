@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "actors/plan/members.h"
 #include "base/status_macros.h"
 
 namespace gtrain::actors {
@@ -150,7 +151,11 @@ void OutgoingCalls::OnAnswer(const AnswerFrame& frame, Instant now, HeardReplies
   const auto it = actors_.find(frame.actor);
   if (it == actors_.end()) return;
   Actor& actor = it->second;
-  if (actor.window.Answered(frame.number)) ++answered_;
+  // What processes say to each other by themselves is nobody's progress.
+  const auto asked = actor.waiting.find(frame.number);
+  const bool counts = frame.actor != 0 || (asked != actor.waiting.end() &&
+                                           asked->second.method == static_cast<uint32_t>(Control::kSpawn));
+  if (actor.window.Answered(frame.number) && counts) ++answered_;
   actor.in_flight_max = std::min(actor.in_flight_max + 1, kCallsInWindow);
   actor.pause = absl::ZeroDuration();
   actor.full = false;

@@ -82,7 +82,7 @@ class OutgoingCalls {
   // This process calls no more: those who wait hear this.
   void Cancel(const absl::Status& status, HeardReplies& heard);
 
-  uint64_t answered() const { return answered_; }
+  uint64_t answered() const { return answered_; }  // calls of actors, and spawns
   bool idle() const { return deadlines_.empty() && !HasUnsent(); }
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }

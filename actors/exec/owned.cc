@@ -70,6 +70,8 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         status = Ended(why == endings_.end() ? "its owner does not know it" : why->second);
       } else if (it->second.made && it->second.at != not_at) {
         at = it->second.at.Pack();
+      } else if (closed_) {
+        status = absl::CancelledError("the cluster of its owner is closed");
       } else if (it->second.asked.size() >= kAskedMax) {
         status = absl::ResourceExhaustedError("too many processes ask where the actor is");
       } else {
@@ -127,9 +129,24 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
   }
 
   void Close() {
+    std::vector<Reply> waiting;
+    {
+      MutexLock lock(&mutex_);
+      closed_ = true;
+      to_make_.clear();
+      for (auto& [id, owned] : owned_) {
+        for (Reply& one : std::exchange(owned.asked, {})) waiting.push_back(std::move(one));
+        if (owned.spawner) waiting.push_back(std::exchange(owned.spawner, nullptr));
+      }
+    }
+    for (Reply& one : waiting) one(absl::CancelledError("the cluster of this process is closed"), {});
+  }
+
+  absl::StatusOr<ActorAddress> WhereLast(uint64_t id) const {
     MutexLock lock(&mutex_);
-    closed_ = true;
-    to_make_.clear();
+    const auto it = owned_.find(id);
+    if (it == owned_.end()) return Ended("its owner does not know it");
+    return it->second.at;
   }
 
   size_t size() const {
@@ -317,6 +334,7 @@ void OwnedActors::EndedBy(uint64_t id, const CallerId& from, const std::string& 
 }
 void OwnedActors::ProcessLost(const CallerId& process) { core_->ProcessLost(process); }
 void OwnedActors::Close() { core_->Close(); }
+absl::StatusOr<ActorAddress> OwnedActors::WhereLast(uint64_t id) const { return core_->WhereLast(id); }
 size_t OwnedActors::size() const { return core_->size(); }
 
 }  // namespace gtrain::actors

@@ -62,6 +62,8 @@ class OwnedActors {
   void End(uint64_t id, const std::string& reason);
   // The reply is the address of the actor, once that is another one than `not_at`. NotFound: it is no more.
   void Locate(uint64_t id, const ActorAddress& not_at, Reply reply);
+  // Where it is, or was before it is made anew. NotFound: it is no more, or was never there.
+  absl::StatusOr<ActorAddress> WhereLast(uint64_t id) const;
   // The newest state of an actor and the calls that are in it, from the process that has it. NotFound: it is
   // no more, or elsewhere.
   absl::Status Keep(uint64_t id, const CallerId& from, absl::string_view record);
@@ -69,7 +71,7 @@ class OwnedActors {
   void EndedBy(uint64_t id, const CallerId& from, const std::string& reason);
   // A process is no more, and so are the actors that it had.
   void ProcessLost(const CallerId& process);
-  // Nobody makes anything any more.
+  // Nobody makes anything any more. Who waits for an actor to be made hears so: kCancelled.
   void Close();
 
   size_t size() const;

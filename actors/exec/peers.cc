@@ -152,6 +152,11 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
     if (thread_.joinable()) thread_.join();
   }
 
+  void Quiet() {
+    MutexLock lock(&mutex_);
+    incoming_.Quiet();
+  }
+
   // Sends the call from this thread. False: it is not taken, since its process is not on this machine, others
   // are before it, or there is more to it; the thread of the loop has to.
   bool CallNow(const CallerId& process, OutgoingCalls::Call& call, Instant now) {
@@ -288,11 +293,13 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
         MutexLock lock(&mutex_);
         const Within here(this);
         Inbox::Content content = inbox_->TakeAll(/*sleep=*/!again);
-        bool waits = content.empty();
+        const bool content_was_empty = content.empty();
+        bool waits = content_was_empty;
         TakeIn(content);
         waits &= !ReceiveNear();
         Pump(/*all=*/true);
         again = incoming_.Flush(Sender()) || more_;
+        agains_ = again && content_was_empty ? agains_ + 1 : 0;
         Tell();
         if (Ended(again, ends)) {
           ended_ = true;
@@ -642,7 +649,8 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
 
   int WaitMs(bool again) const {
     const Instant now = clock_.Now();
-    absl::Duration wait = again ? kSendAgain : kLookAtLeast;
+    absl::Duration wait =
+        again ? std::min(kSendAgain * (1 << std::min(agains_, 5)), kLookAtLeast) : kLookAtLeast;
     if (!timers_.empty()) wait = std::clamp(timers_.begin()->first - now, absl::ZeroDuration(), wait);
     if (const auto next = relocations_.next_time())
       wait = std::clamp(*next - now, absl::ZeroDuration(), wait);
@@ -689,7 +697,8 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   void ReceiveAnswers(Peer& peer) {
     if (peer.client == nullptr && peer.link == nullptr) return;
     const uint64_t before = peer.calls.answered();
-    for (int i = 0; i < kMessagesATurn; ++i) {
+    // Of a link that is lost all that came, which is no more than the ring has.
+    for (int i = 0; i < kMessagesATurn || (peer.link && peer.link->lost()); ++i) {
       const std::optional<std::string> message = peer.link ? peer.link->Receive() : peer.client->Receive();
       if (!message) break;
       const absl::Status status = peer.calls.OnMessage(*message, clock_.Now(), heard_);
@@ -761,6 +770,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   std::set<std::pair<Instant, Peer*>> timers_;
   HeardReplies heard_;
   bool more_ = false;
+  int agains_ = 0;  // turns in a row in which connections took nothing
   std::atomic<uint64_t> answered_{0};
   std::optional<Instant> complained_;
   char server_fd_ = 0, wake_fd_ = 0, local_fd_ = 0;  // their addresses name the descriptors
@@ -794,6 +804,8 @@ void Peers::Stop() {
   host_->SetLookAround(nullptr);
   loop_->Stop();
 }
+
+void Peers::Quiet() { loop_->Quiet(); }
 
 void Peers::SetProcesses(std::vector<PeerProcess> processes) {
   inbox_->Add([&](Inbox::Content& content) { content.processes.push_back(std::move(processes)); });

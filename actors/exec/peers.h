@@ -61,6 +61,8 @@ class Peers {
   // `host` outlives it, closed or not, and so does `clock`.
   Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock);
   ~Peers();  // stops it
+             // As IncomingCalls::Quiet. Waits for a turn of the loop.
+  void Quiet();
   // Sends the answers that are there, for a second at most. Calls without an answer are kCancelled, and so
   // are those that come later. Not from a reply.
   void Stop();
@@ -81,7 +83,7 @@ class Peers {
   void Ask(const CallerId& process, uint32_t method, std::string arguments, absl::Duration timeout,
            Reply reply, std::function<void(absl::string_view result)> on_late = nullptr);
 
-  // Calls that others have answered, since the peers were made.
+  // Calls of actors, and spawns, that others have answered since the peers were made.
   uint64_t answered() const;
   // An actor of this process has been made whose state is kept (IncomingCalls has it). Before its address is
   // told.

@@ -161,7 +161,7 @@ absl::StatusOr<OwnedReport> ParseOwned(absl::string_view bytes) {
 
 std::string PrintName(const NameRequest& request) {
   std::string bytes;
-  PutNumber(request.drop, &bytes);
+  PutNumber(request.kind, &bytes);
   PutNumber(request.id, &bytes);
   PutText(request.name, &bytes);
   PutText(request.type, &bytes);
@@ -172,8 +172,9 @@ std::string PrintName(const NameRequest& request) {
 
 absl::StatusOr<NameRequest> ParseName(absl::string_view bytes) {
   NameRequest request;
-  if (!TakeNumber(&bytes, &request.drop) || request.drop > 1 || !TakeNumber(&bytes, &request.id) ||
-      !TakeText(&bytes, kNameBytesMax, &request.name) || !TakeText(&bytes, kNameBytesMax, &request.type) ||
+  if (!TakeNumber(&bytes, &request.kind) || request.kind > NameRequest::kTold ||
+      !TakeNumber(&bytes, &request.id) || !TakeText(&bytes, kNameBytesMax, &request.name) ||
+      !TakeText(&bytes, kNameBytesMax, &request.type) ||
       !TakeText(&bytes, kSignatureBytesMax, &request.signature) ||
       !TakeText(&bytes, kNameBytesMax, &request.reference) || !bytes.empty())
     return Malformed("which actor is to have which name?");

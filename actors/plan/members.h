@@ -73,7 +73,13 @@ std::string PrintOwned(const OwnedReport& report);
 absl::StatusOr<OwnedReport> ParseOwned(absl::string_view bytes);
 
 struct NameRequest {
-  uint8_t drop = 0;  // 1: the actor is to have the name no more
+  enum Kind : uint8_t {
+    kNew = 0,
+    kDrop = 1,   // the actor is to have the name no more
+    kAgain = 2,  // it has had it, and another process keeps the names now
+    kTold = 3,   // these were all names of the process; of no actor
+  };
+  uint8_t kind = kNew;
   absl::string_view name, type, signature, reference;
   uint64_t id = 0;  // the number of the actor at its owner, who says this
 };

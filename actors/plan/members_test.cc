@@ -69,10 +69,11 @@ TEST(Owned, IsReadAsItWasWritten) {
 }
 
 TEST(Names, AreReadAsTheyWereWritten) {
-  const std::string bytes = PrintName({1, "ps/1", "Shard", "(i64)", "reference", UINT64_MAX});
+  const std::string bytes =
+      PrintName({NameRequest::kDrop, "ps/1", "Shard", "(i64)", "reference", UINT64_MAX});
   const auto read = ParseName(bytes);
   ASSERT_TRUE(read.ok());
-  EXPECT_EQ(read->drop, 1);
+  EXPECT_EQ(read->kind, NameRequest::kDrop);
   EXPECT_EQ(read->id, UINT64_MAX);
   EXPECT_EQ(read->name, "ps/1");
   EXPECT_EQ(read->type, "Shard");
@@ -87,7 +88,7 @@ TEST(Names, AreReadAsTheyWereWritten) {
   for (size_t size = 0; size < wanted.size(); ++size) EXPECT_FALSE(ParseFind(wanted.substr(0, size)).ok());
   EXPECT_FALSE(ParseName(bytes + "x").ok());
   EXPECT_FALSE(ParseFind(wanted + "x").ok());
-  EXPECT_FALSE(ParseName("\x02" + bytes.substr(1)).ok());
+  EXPECT_FALSE(ParseName("\x04" + bytes.substr(1)).ok());
 }
 
 TEST(End, IsReadAsItWasWritten) {

@@ -422,6 +422,9 @@ class Cluster {
         !internal::LosesFraction<Arguments, Given&&...>(),
         "gtrain: gtrain::Ctor<> of this class takes a whole number, and a number with a fraction is "
         "given");
+    if (options.name().find('\0') != std::string::npos)
+      return internal::Failed<Owner<T>>(
+          Status(StatusCode::kInvalidArgument, "the name of an actor has no control characters"));
     if (options.rank() < -1)
       return internal::Failed<Owner<T>>(
           Status(StatusCode::kInvalidArgument, "Spawn().OnRank(): ranks are numbered from 0"));
@@ -458,6 +461,9 @@ class Cluster {
     const auto found = [](const void* data, size_t size) -> Result<Ref<T>> {
       return Ref<T>(std::string(static_cast<const char*>(data), size));
     };
+    if (name.find('\0') != std::string::npos)
+      return internal::Failed<Ref<T>>(
+          Status(StatusCode::kInvalidArgument, "the name of an actor has no control characters"));
     using Answered = internal::Answered<Ref<T>, decltype(found)>;
     auto* answered = new Answered(found);
     Future<Ref<T>> future(answered->outcome());
@@ -477,6 +483,10 @@ class Cluster {
     std::vector<Owner<T>> made;
     for (Future<Owner<T>>& one : making) made.push_back(co_await std::move(one));
     co_return ActorGroup<T>(std::move(made));
+  }
+  template <typename T>
+  Task<ActorGroup<T>> SpawnGroup(size_t count) {
+    return SpawnGroup<T>(count, gtrain::Spawn());
   }
 
  private:

@@ -116,6 +116,7 @@ class Packed {
     if (packer_ == nullptr) return Status(StatusCode::kResourceExhausted, "there is no memory for a value");
     Packing packing(packer_.get());
     packing(values...);
+    if (!packing.status().ok()) return packing.status();
     return internal::Call(gtrain_packer_data, packer_.get(), &data_, &size_);
   }
   const void* data() const { return data_; }
@@ -338,6 +339,7 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
   }
   static gtrain_status Create(void* /*user*/, const void* data, size_t size, void** self,
                               gtrain_error* error) {
+    const NoWaiting no_waiting;
     Status status;
     try {
       Arguments arguments{};
@@ -355,7 +357,10 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
     std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
     return static_cast<gtrain_status>(status.code());
   }
-  static void Destroy(void* /*user*/, void* self) { delete static_cast<T*>(self); }
+  static void Destroy(void* /*user*/, void* self) {
+    const NoWaiting no_waiting;
+    delete static_cast<T*>(self);
+  }
   static constexpr std::array<uint8_t, sizeof...(kMethods)> kConstant = {
       static_cast<uint8_t>(TraitsOf<kMethods>::kConst ? 1 : 0)...};
   static gtrain_status Fail(const Status& status, gtrain_error* error) {
@@ -363,13 +368,18 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
     return static_cast<gtrain_status>(status.code());
   }
   static gtrain_status Save(void* /*user*/, void* self, gtrain_packer* packer, gtrain_error* error) {
+    const NoWaiting no_waiting;
+    Status packed;
     const Status thrown = Guarded([&] {
       Packing packing(packer);
       packing(*static_cast<const T*>(self));
+      packed = packing.status();
     });
+    if (!packed.ok()) return Fail(packed, error);
     return thrown.ok() ? GTRAIN_OK : Fail(thrown, error);
   }
   static gtrain_status Load(void* /*user*/, void* self, const void* data, size_t size, gtrain_error* error) {
+    const NoWaiting no_waiting;
     Status status;
     const Status thrown = Guarded([&] {
       Unpacking unpacking(data, size);
@@ -387,11 +397,10 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
                       gtrain_call* call) {
     static constexpr std::array<void (*)(T*, const void*, size_t, gtrain_call*), sizeof...(kMethods)> kAll = {
         &CallMethod<kMethods, T>...};
-    CallDeadline() = std::chrono::steady_clock::now() + std::chrono::milliseconds(gtrain_call_left_ms(call));
     const NoWaiting no_waiting;
+    CallDeadline() = std::chrono::steady_clock::now() + std::chrono::milliseconds(gtrain_call_left_ms(call));
     const Status thrown =
         Guarded([&] { kAll[static_cast<size_t>(method)](static_cast<T*>(self), data, size, call); });
-    CallDeadline().reset();
     if (!thrown.ok()) Answer(call, thrown, /*crashed=*/true);
   }
   template <typename Body>

@@ -53,16 +53,21 @@ inline gtrain_actors*& Engine() {
   return engine;
 }
 
-// Code that resumes coroutines runs them, too.
+// Code of actors and coroutines runs: whatever call it is for says so itself.
 class NoWaiting {
  public:
-  NoWaiting() : before_(std::exchange(MustNotWait(), true)) {}
-  ~NoWaiting() { MustNotWait() = before_; }
+  NoWaiting()
+      : before_(std::exchange(MustNotWait(), true)), deadline_(std::exchange(CallDeadline(), std::nullopt)) {}
+  ~NoWaiting() {
+    MustNotWait() = before_;
+    CallDeadline() = deadline_;
+  }
   NoWaiting(const NoWaiting&) = delete;
   NoWaiting& operator=(const NoWaiting&) = delete;
 
  private:
   const bool before_;
+  const std::optional<Moment> deadline_;
 };
 
 // Who waits for the end of something. Done is called once; what it returns is resumed next.
@@ -173,14 +178,18 @@ class FutureAwaiter final : public Waiter {
  public:
   FutureAwaiter(std::shared_ptr<Outcome<T>> outcome, PromiseBase* promise)
       : outcome_(std::move(outcome)), promise_(promise) {}
-  bool await_ready() const { return false; }
-  std::coroutine_handle<> await_suspend(std::coroutine_handle<> handle) {
+  bool await_ready() const { return outcome_->there() && GoesOn(); }
+  // False: it is there already. A handle that is returned is resumed on top of this call where the compiler
+  // makes no tail call of it, so a loop over answers that are there would use up the stack.
+  bool await_suspend(std::coroutine_handle<> handle) {
     handle_ = handle;
-    if (outcome_->Await(this)) return std::noop_coroutine();
-    return Done();
+    if (outcome_->Await(this)) return true;
+    if (GoesOn()) return false;
+    Done().resume();
+    return true;
   }
   std::coroutine_handle<> Done() override {
-    if (kTry || outcome_->result().ok()) return handle_;
+    if (GoesOn()) return handle_;
     return promise_->Fail(outcome_->result().status());
   }
   auto await_resume() {
@@ -193,6 +202,7 @@ class FutureAwaiter final : public Waiter {
   }
 
  private:
+  bool GoesOn() const { return kTry || outcome_->result().ok(); }
   std::shared_ptr<Outcome<T>> outcome_;
   PromiseBase* promise_;
   std::coroutine_handle<> handle_;
@@ -257,9 +267,11 @@ class AnyAwaiter {
  public:
   AnyAwaiter(AnyOf<T> any, PromiseBase* promise) : futures_(*any.futures), promise_(promise) {}
   bool await_ready() const { return false; }
-  std::coroutine_handle<> await_suspend(std::coroutine_handle<> handle) {
+  bool await_suspend(std::coroutine_handle<> handle) {
     if (std::ranges::none_of(futures_, [](const Future<T>& one) { return one.shared() != nullptr; }))
-      return promise_->Fail(Status(StatusCode::kInvalidArgument, "WhenAny of no futures never ends"));
+      return promise_->Fail(Status(StatusCode::kInvalidArgument, "WhenAny of no futures never ends"))
+                 .resume(),
+             true;
     waiter_ = AnyWaiter::Make(handle);
     const std::shared_ptr<AnyWaiter> waiter = waiter_;  // once it sleeps, this object may be gone
     for (Future<T>& future : futures_) {
@@ -270,8 +282,7 @@ class AnyAwaiter {
       waiter->Fire();
       break;
     }
-    if (waiter->Sleep()) return std::noop_coroutine();
-    return handle;
+    return waiter->Sleep();
   }
   size_t await_resume() {
     CallDeadline() = promise_->deadline;
@@ -344,6 +355,11 @@ struct TaskPromiseBase : PromiseBase {
   TaskAwaiter<T, true> await_transform(Tried<Task<T>>&& tried) {
     return {std::move(tried.inner), this};
   }
+  template <typename T>
+  auto await_transform(Tried<GroupFuture<T>>&& tried) {
+    return await_transform(Tried<decltype(AwaitAll(std::move(tried.inner).futures()))>{
+        AwaitAll(std::move(tried.inner).futures())});
+  }
 };
 
 template <typename T>
@@ -395,6 +411,7 @@ class [[nodiscard]] Future {
     if (internal::MustNotWait())
       return Status(StatusCode::kFailedPrecondition,
                     "an actor does not wait in Get: let its method be a gtrain::Task and co_await the call");
+    timeout = std::min<std::chrono::nanoseconds>(timeout, std::chrono::hours(24 * 365));  // without overflow
     if (!outcome_->WaitFor(timeout))
       return Status(StatusCode::kDeadlineExceeded, "the call had no answer in the time of Get");
     return std::move(outcome_->result());
@@ -447,6 +464,10 @@ template <typename T>
 internal::Tried<Task<T>> Try(Task<T>&& task) {
   return {std::move(task)};
 }
+template <typename T>
+internal::Tried<GroupFuture<T>> Try(GroupFuture<T>&& group) {
+  return {std::move(group)};
+}
 
 // `const size_t i = co_await gtrain::WhenAny(futures);` goes on as soon as one of them is there, a value or
 // an error, and gives the first such index: `co_await std::move(futures[i])` takes it. Those that are left
@@ -471,16 +492,23 @@ class TaskAwaiter final : public Waiter {
  public:
   TaskAwaiter(Task<T> task, PromiseBase* promise) : task_(std::move(task)), promise_(promise) {}
   bool await_ready() const { return false; }
-  std::coroutine_handle<> await_suspend(std::coroutine_handle<> handle) {
+  // Begins the task. False: it has ended as it began, and who awaits it goes on from here (FutureAwaiter).
+  bool await_suspend(std::coroutine_handle<> handle) {
     handle_ = handle;
-    task_.handle().promise().waiter = this;
-    task_.handle().promise().deadline = promise_->deadline;
-    return task_.handle();
+    const auto begun = task_.handle();
+    begun.promise().waiter = this;
+    begun.promise().deadline = promise_->deadline;
+    begun.resume();
+    State begins = State::kBegins;
+    if (state_.compare_exchange_strong(begins, State::kWaits)) return true;  // this object may be gone
+    if (GoesOn()) return false;
+    promise_->Fail(begun.promise().status).resume();
+    return true;
   }
   std::coroutine_handle<> Done() override {
-    const Status& status = task_.handle().promise().status;
-    if (kTry || status.ok()) return handle_;
-    return promise_->Fail(status);
+    if (state_.exchange(State::kEnded) == State::kBegins) return std::noop_coroutine();
+    if (GoesOn()) return handle_;
+    return promise_->Fail(task_.handle().promise().status);
   }
   auto await_resume() {
     CallDeadline() = promise_->deadline;
@@ -492,9 +520,12 @@ class TaskAwaiter final : public Waiter {
   }
 
  private:
+  enum class State { kBegins, kWaits, kEnded };
+  bool GoesOn() const { return kTry || task_.handle().promise().status.ok(); }
   Task<T> task_;
   PromiseBase* promise_;
   std::coroutine_handle<> handle_;
+  std::atomic<State> state_{State::kBegins};
 };
 
 template <typename T>

@@ -155,6 +155,12 @@ void WithMembers(T& value, Function&& function) {
 template <typename T>
 concept PlainAggregate = std::is_aggregate_v<T> && std::is_class_v<T> && !kIsArray<T> && !HasPersist<T>;
 
+inline constexpr int kDepthMax = 64;
+inline Status TooDeep() {
+  return Status(StatusCode::kInvalidArgument,
+                "values are nested more than 64 deep; a class and a vector of it are two of these levels");
+}
+
 }  // namespace internal
 
 // ---- packing
@@ -163,6 +169,8 @@ concept PlainAggregate = std::is_aggregate_v<T> && std::is_class_v<T> && !kIsArr
 class Packing {
  public:
   explicit Packing(gtrain_packer* packer) : packer_(packer) {}
+  // Not OK: a value is nested too deep.
+  const Status& status() const { return status_; }
 
   template <typename... Values>
   void operator()(const Values&... values) {
@@ -190,10 +198,16 @@ class Packing {
     } else if constexpr (std::same_as<T, Status>) {
       gtrain_pack_array(packer_, 2);
       (*this)(static_cast<int>(value.code()), value.message());
-    } else if constexpr (internal::HasPersist<T>) {
-      const_cast<T&>(value).Persist(*this);  // NOLINT(cppcoreguidelines-pro-type-const-cast): it only reads
     } else {
-      PackMany(value);
+      if (++depth_ > internal::kDepthMax) {  // nobody could unpack it
+        if (status_.ok()) status_ = internal::TooDeep();
+        gtrain_pack_nil(packer_);
+      } else if constexpr (internal::HasPersist<T>) {
+        const_cast<T&>(value).Persist(*this);  // NOLINT(cppcoreguidelines-pro-type-const-cast): it only reads
+      } else {
+        PackMany(value);
+      }
+      --depth_;
     }
   }
   template <typename T>
@@ -237,6 +251,8 @@ class Packing {
   }
 
   gtrain_packer* packer_;
+  Status status_;
+  int depth_ = 0;
 };
 
 // ---- unpacking
@@ -260,8 +276,6 @@ class Unpacking {
   }
 
  private:
-  static constexpr int kDepthMax = 64;
-
   template <typename T>
   void Take(T& value) {
     using internal::kIsOne;
@@ -284,8 +298,8 @@ class Unpacking {
     } else if constexpr (std::same_as<T, Status>) {
       TakeStatus(value);
     } else {
-      if (++depth_ > kDepthMax) {
-        Fail("values are nested more than 64 deep");
+      if (++depth_ > internal::kDepthMax) {
+        if (status_.ok()) status_ = internal::TooDeep();
       } else {
         TakeMany(value);
       }

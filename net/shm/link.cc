@@ -254,7 +254,9 @@ std::optional<std::string> ShmLink::Receive() {
 }
 
 bool ShmLink::HasWork() const {
-  return in_.written.load() != read_ || (!unsent_.empty() && written_ - out_.read.load() < kRingBytes);
+  // Less than a length is nothing yet: whoever wrote that much is not done.
+  return in_.written.load() - read_ >= (has_length_ ? 1 : sizeof(length_)) ||
+         (!unsent_.empty() && written_ - out_.read.load() < kRingBytes);
 }
 
 bool ShmLink::Arm() {
@@ -359,7 +361,7 @@ std::unique_ptr<ShmLink> ShmListener::Greet(UniqueFd socket) const {
   struct stat status {};
   if (count != static_cast<ssize_t>(sizeof(greeting)) || !memory.valid() || greeting.magic != kMagic ||
       greeting.version != kVersion || !SameSecret(greeting, options_.secret) ||
-      fcntl(memory.get(), F_GET_SEALS) != kSeals || fstat(memory.get(), &status) != 0 ||
+      (fcntl(memory.get(), F_GET_SEALS) & kSeals) != kSeals || fstat(memory.get(), &status) != 0 ||
       status.st_size != static_cast<off_t>(sizeof(ShmLink::Shared)))
     return nullptr;
   void* const mapped =

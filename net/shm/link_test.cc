@@ -177,6 +177,20 @@ TEST_F(ShmLinkTest, WhoDoesNotSleepIsNotRung) {
   EXPECT_FALSE(Readable(server_->fd(), 0));
 }
 
+// Whoever has written a part of a length is not done, and rings when it goes on.
+TEST_F(ShmLinkTest, APartOfALengthIsNothingYet) {
+  Meet();
+  for (size_t first = 262'130; first <= 262'144; ++first) {  // the ring has room for 0 to 4 bytes behind it
+    ASSERT_TRUE(client_->Send(std::string(first, 'x')).ok());
+    ASSERT_TRUE(client_->Send(std::string(100, 'y')).ok() || client_->Flush());
+    while (server_->Receive()) continue;
+    EXPECT_TRUE(!server_->HasWork() || server_->Receive()) << first;
+    for (int i = 0; i < 10 && client_->Flush(); ++i) continue;
+    while (server_->Receive()) continue;
+    EXPECT_TRUE(server_->Arm()) << first;
+  }
+}
+
 TEST_F(ShmLinkTest, TheOtherEndIsGone) {
   Meet();
   ASSERT_TRUE(client_->Send("last words").ok());

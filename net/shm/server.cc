@@ -16,6 +16,7 @@ namespace gtrain::net {
 namespace {
 
 constexpr absl::string_view kRoutePrefix = "shm/";
+constexpr size_t kLinksMax = 4096;
 
 absl::Status Watch(int epoll, int fd, void* what) {
   epoll_event event{};
@@ -92,7 +93,8 @@ void ShmServer::OnReadable() {
       continue;
     }
     for (std::unique_ptr<ShmLink>& link : listener_->Accept()) {
-      if (!Watch(epoll_.get(), link->fd(), link.get()).ok()) continue;  // the other end sees it as lost
+      // The other end of one that is dropped sees it as lost.
+      if (links_.size() >= kLinksMax || !Watch(epoll_.get(), link->fd(), link.get()).ok()) continue;
       links_.emplace(absl::StrCat(kRoutePrefix, ++last_), std::move(link));
     }
   }

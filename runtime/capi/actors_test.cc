@@ -204,6 +204,102 @@ gtrain::Task<> Any(gtrain::Cluster& cluster) {
   }
 }
 
+gtrain::Task<int64_t> AtOnce(int64_t value) { co_return value; }
+
+// Whatever is there already is taken without the stack growing.
+gtrain::Task<> ManyAtOnce(gtrain::Cluster& cluster) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < 300'000; ++i) sum += co_await AtOnce(1);
+  auto counter = co_await cluster.Spawn<Counter>(0);
+  std::vector<gtrain::Future<int64_t>> there;
+  for (int i = 0; i < 900; ++i) there.push_back(counter.Call<&Counter::Add>(1));
+  for (int i = 0; i < 900; ++i) CHECK(co_await gtrain::WhenAny(there) < there.size());
+  for (auto& one : there) sum += co_await std::move(one) > 0 ? 1 : 0;
+  const auto failed = co_await gtrain::Try(NoneLeft(&there));
+  CHECK(failed.status().code() == StatusCode::kInvalidArgument);
+  CHECK(sum == 300'900);
+}
+
+// Constructors and destructors are parts of actors: they do not wait, and have no other call's time.
+class Builder {
+ public:
+  explicit Builder(gtrain::Ref<Counter> counter) : counter_(std::move(counter)) {
+    waited_ =
+        counter_.Call<&Counter::Value>().Get(seconds(5)).status().code() != StatusCode::kFailedPrecondition;
+    answer_.emplace(counter_.Call<&Counter::WaitAtGate>());
+  }
+  gtrain::Task<bool> Built() {
+    const auto answer = co_await gtrain::Try(std::move(*answer_));
+    co_return !waited_ && answer.ok();
+  }
+  gtrain::Task<> Brief() { co_await counter_.Call<&Counter::Value>(); }
+
+ private:
+  gtrain::Ref<Counter> counter_;
+  bool waited_ = true;
+  std::optional<gtrain::Future<bool>> answer_;
+};
+[[maybe_unused]] constexpr auto kBuilder = gtrain::Actor<Builder, gtrain::Ctor<gtrain::Ref<Counter>>,
+                                                         gtrain::Methods<&Builder::Built, &Builder::Brief>>;
+
+gtrain::Task<> Constructors(gtrain::Cluster& cluster) {
+  gate.Close();
+  auto counter = co_await cluster.Spawn<Counter>(0);
+  auto slow = co_await cluster.Spawn<Counter>(0);
+  auto first = co_await cluster.Spawn<Builder>(counter);
+  for (int i = 0; i < 50; ++i)
+    (void)co_await gtrain::Try(slow.With(milliseconds(100)).Call<&Counter::Value>());
+  std::vector<gtrain::Future<gtrain::Owner<Builder>>> making;
+  for (int i = 0; i < 20; ++i) making.push_back(cluster.Spawn<Builder>(counter));
+  std::vector<gtrain::Owner<Builder>> builders;
+  for (auto& one : making) builders.push_back(co_await std::move(one));
+  const auto longer = std::chrono::steady_clock::now() + milliseconds(200);  // than calls of before had
+  while (std::chrono::steady_clock::now() < longer) std::this_thread::yield();
+  gate.Open();
+  for (auto& one : builders) CHECK(co_await one.Call<&Builder::Built>());
+  CHECK(co_await first.Call<&Builder::Built>());
+  gate.Close();
+}
+
+struct Nest {
+  std::vector<Nest> inner;
+};
+class Nested {
+ public:
+  void Grow() {
+    Nest* last = &nest_;
+    while (!last->inner.empty()) last = &last->inner[0];
+    last->inner.emplace_back();
+  }
+  int64_t Depth(const Nest& nest) const { return nest.inner.empty() ? 0 : 1 + Depth(nest.inner[0]); }
+  void Persist(auto& archive) { archive(nest_); }
+
+ private:
+  Nest nest_;
+};
+[[maybe_unused]] constexpr auto kNested =
+    gtrain::Actor<Nested, gtrain::Ctor<>, gtrain::Methods<&Nested::Grow, &Nested::Depth>>;
+
+// What could not be read back is not sent, and not kept.
+gtrain::Task<> Deep(gtrain::Cluster& cluster) {
+  auto nested = co_await cluster.Spawn<Nested>();
+  Nest nest;
+  for (int depth = 0; depth < 31; ++depth) {
+    CHECK(co_await nested.Call<&Nested::Depth>(nest) == depth);
+    Nest outer;
+    outer.inner.push_back(std::move(nest));
+    nest = std::move(outer);
+  }
+  for (int i = 0; i < 3; ++i) {
+    Nest outer;
+    outer.inner.push_back(std::move(nest));
+    nest = std::move(outer);
+  }
+  const auto deep = co_await gtrain::Try(nested.Call<&Nested::Depth>(nest));
+  CHECK(deep.status().code() == StatusCode::kInvalidArgument);
+  CHECK(deep.status().message().find("nested more than 64 deep") != std::string::npos);
+}
+
 gtrain::Task<> Names(gtrain::Cluster& cluster) {
   auto group = co_await cluster.SpawnGroup<Counter>(3, gtrain::Spawn("counters").Restarts(1), int64_t{5});
   for (int i = 0; i < 3; ++i) {
@@ -215,6 +311,11 @@ gtrain::Task<> Names(gtrain::Cluster& cluster) {
   CHECK(taken.status().code() == StatusCode::kAlreadyExists);
   const auto another = co_await gtrain::Try(cluster.Find<Echo>("counters/1"));
   CHECK(another.status().code() == StatusCode::kFailedPrecondition);
+  const auto cut = co_await gtrain::Try(cluster.Spawn<Counter>(gtrain::Spawn(std::string("a\0b", 3)), 0));
+  CHECK(cut.status().code() == StatusCode::kInvalidArgument);
+  const auto failed = co_await gtrain::Try(group.Call<&Counter::Refuse>("all"));
+  CHECK(failed.status().message() == "all");
+  CHECK((co_await cluster.SpawnGroup<Echo>(2)).size() == 2);
   const auto below = co_await gtrain::Try(cluster.Spawn<Counter>(gtrain::Spawn().OnRank(-5), 0));
   CHECK(below.status().code() == StatusCode::kInvalidArgument);
   group = {};
@@ -381,6 +482,9 @@ int main(int argc, char** argv) {
   Run(Calls);
   Run(Any);
   Run(Names);
+  Run(ManyAtOnce);
+  Run(Constructors);
+  Run(Deep);
   Run(Values);
   Run(Coroutines);
   Run(AwaitsWhatIsThere);
