@@ -207,6 +207,7 @@ class Directory::Core : public std::enable_shared_from_this<Directory::Core> {
       } else {
         waiting_.push_back(
             [later = std::move(later), reply = std::move(reply)]() mutable { later(std::move(reply)); });
+        return std::nullopt;
       }
     }
     if (full) {

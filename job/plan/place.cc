@@ -132,7 +132,7 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
 void ChooseGpus(Candidate& c) {
   const size_t wanted = static_cast<size_t>(c.given) * static_cast<size_t>(c.gpus_per_rank);
   const auto held = [&](int gpu) { return std::ranges::count(c.waiting.gpus, gpu) > 0; };
-  std::ranges::stable_partition(c.gpus, held);
+  std::stable_partition(c.gpus.begin(), c.gpus.end(), held);  // that of ranges does not compile with clang 14
   c.gpus.resize(std::min(wanted, c.gpus.size()));
   std::ranges::sort(c.gpus);
 }
