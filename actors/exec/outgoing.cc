@@ -26,12 +26,15 @@ void OutgoingCalls::Add(Call call, HeardReplies& heard) {
     if (idle != idle_.end()) idle_.erase(idle);
   }
   actor->ref = call.ref;
-  if (call.actor == 0 && (!queued_.empty() || actor->window.full())) {
-    deadlines_.emplace(call.deadline, std::pair(uint64_t{0}, uint64_t{0}));
-    queued_.push_back(std::move(call));
+  // Those that were given up have their places until the other end has answered them, and hold nobody off.
+  const bool behind = !actor->queued.empty() || actor->window.full();
+  if (behind && (call.actor == 0 || actor->waiting.size() + actor->queued.size() < kCallsInWindow)) {
+    deadlines_.emplace(call.deadline, std::pair(call.actor, uint64_t{0}));
+    actor->queued.push_back(std::move(call));
     return;
   }
-  const std::optional<uint64_t> number = actor->window.Add(std::move(call.arguments));
+  std::optional<uint64_t> number;
+  if (!behind) number = actor->window.Add(std::move(call.arguments));
   if (number) return Enter(*actor, *number, std::move(call));
   heard.push_back(
       {std::move(call.reply),
@@ -92,7 +95,7 @@ void OutgoingCalls::Acknowledge(Instant now, std::string* message) {
     AppendFrame(AcknowledgeFrame{number, it->second.window.last()}, message);
     // Where a kept actor is made anew its ledger goes on with the numbers of this one.
     if (it->second.ref && it->second.ref->kept != 0) continue;
-    if (number == 0 && !queued_.empty()) continue;
+    if (!it->second.queued.empty()) continue;
     if (it->second.paused_until) paused_.erase({*it->second.paused_until, number});
     idle_[number] = it->second.window.last();
     unsent_.erase(number);
@@ -160,9 +163,9 @@ void OutgoingCalls::OnAnswer(const AnswerFrame& frame, Instant now, HeardReplies
   actor.pause = absl::ZeroDuration();
   actor.full = false;
   if (actor.window.size() > 0) unsent_.insert(frame.actor);
-  while (frame.actor == 0 && !queued_.empty() && !actor.window.full()) {
-    Call call = std::move(queued_.front());
-    queued_.pop_front();
+  while (!actor.queued.empty() && !actor.window.full()) {
+    Call call = std::move(actor.queued.front());
+    actor.queued.pop_front();
     const std::optional<uint64_t> number = actor.window.Add(std::move(call.arguments));
     Enter(actor, *number, std::move(call));
   }
@@ -227,7 +230,9 @@ void OutgoingCalls::OnTime(Instant now, HeardReplies& heard) {
       Expire(actor, number, heard);
       continue;
     }
-    std::erase_if(queued_, [&](Call& call) {
+    const auto of = actors_.find(actor);
+    if (of == actors_.end()) continue;
+    std::erase_if(of->second.queued, [&](Call& call) {
       if (call.deadline > now) return false;
       heard.push_back({std::move(call.reply),
                        absl::DeadlineExceededError(absl::StrCat("others to ", name_, " were before it")),
@@ -265,9 +270,20 @@ void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector
   gone_ = true;
   why_gone_ = std::string(why);
   for (auto& [number, actor] : actors_) {
+    std::list<Call> queued = std::exchange(actor.queued, {});
+    const auto go_on = [&] {
+      for (Call& call : queued) {
+        if (call.ref) {
+          unsent.push_back(std::move(call));
+        } else {
+          heard.push_back({std::move(call.reply), WhyGone(/*sent=*/false), ""});
+        }
+      }
+    };
     if (actor.ref && actor.ref->kept != 0) {
       const ActorRef ref = *actor.ref;
       moved.push_back({ref, number, std::move(actor)});
+      go_on();
       continue;
     }
     std::map<uint64_t, Waiting*> ordered;
@@ -282,8 +298,8 @@ void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector
                           waiting->deadline->first, std::move(waiting->reply), nullptr});
       }
     }
+    go_on();
   }
-  for (Call& call : queued_) heard.push_back({std::move(call.reply), WhyGone(/*sent=*/false), ""});
   Clear();
 }
 
@@ -323,8 +339,8 @@ void OutgoingCalls::Cancel(const absl::Status& status, HeardReplies& heard) {
     for (auto& [call, waiting] : actor.waiting) {
       if (waiting.reply) heard.push_back({std::move(waiting.reply), status, ""});
     }
+    for (Call& call : actor.queued) heard.push_back({std::move(call.reply), status, ""});
   }
-  for (Call& call : queued_) heard.push_back({std::move(call.reply), status, ""});
   Clear();
 }
 
@@ -333,7 +349,6 @@ void OutgoingCalls::Clear() {
   unsent_.clear();
   paused_.clear();
   deadlines_.clear();
-  queued_.clear();
   idle_.clear();
   acknowledge_at_.clear();
 }

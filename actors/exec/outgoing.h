@@ -9,7 +9,7 @@
 // Not thread-safe. Cost: O(log n) a call where n are under way; about 300 bytes and its arguments.
 #pragma once
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <optional>
 #include <set>
@@ -52,8 +52,9 @@ class OutgoingCalls {
     Reply reply;
     std::function<void(absl::string_view result)> on_late;
   };
-  // kResourceExhausted: kCallsInWindow calls to this actor have no answer yet; those to the process itself
-  // wait for their turn. Not when it is gone.
+  // kResourceExhausted: kCallsInWindow calls to this actor wait for their answers; those to the process
+  // itself, and those behind calls that were given up and are not answered yet, wait for their turn. Not when
+  // it is gone.
   void Add(Call call, HeardReplies& heard);
   absl::Status WhyGone(bool sent) const;
 
@@ -100,6 +101,7 @@ class OutgoingCalls {
     std::optional<ActorRef> ref;
     CallWindow window;
     std::unordered_map<uint64_t, Waiting> waiting;  // by number
+    std::list<Call> queued;                         // behind a full window
     uint64_t in_flight_max = kCallsInWindow;
     absl::Duration pause;
     std::optional<Instant> paused_until;
@@ -126,7 +128,6 @@ class OutgoingCalls {
   std::string why_gone_;
   std::map<uint64_t, Actor> actors_;
   std::unordered_map<uint64_t, uint64_t> idle_;  // the last number of actors that nothing is under way to
-  std::deque<Call> queued_;                      // to the process itself, behind a full window
   std::set<std::pair<Instant, uint64_t>> acknowledge_at_;  // when, which actor: nothing is under way to it
   uint64_t served_ = 0;                                    // the actor whose calls were sent last
   std::set<uint64_t> unsent_;                              // actors with something to send

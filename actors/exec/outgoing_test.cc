@@ -95,5 +95,37 @@ TEST_F(OutgoingTest, WhoCallsOnTheWrongConnectionIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(calls_.OnMessage(Written(HelloFrame{kOther, kOwn}), now_, heard_)));
 }
 
+// All that were under way were given up, and the other end has answered none of them yet.
+TEST_F(OutgoingTest, WhatWasGivenUpHoldsNobodyOff) {
+  Greet();
+  Add(kCallsInWindow);
+  EXPECT_EQ(Sent(), kCallsInWindow);
+  Add(1);
+  ASSERT_EQ(heard_.size(), 1u);
+  EXPECT_TRUE(absl::IsResourceExhausted(heard_[0].status)) << heard_[0].status;
+  Pass(absl::Seconds(61));
+  EXPECT_EQ(heard_.size(), kCallsInWindow + 1);
+  heard_.clear();
+  Add(2);
+  EXPECT_TRUE(heard_.empty());
+  EXPECT_EQ(Sent(), kCallsInWindow)
+      << "of those that were given up the other end hears; these have no numbers yet";
+  EXPECT_TRUE(calls_.OnMessage(Written(AnswerFrame{1, 1, absl::StatusCode::kOk, ""}), now_, heard_).ok());
+  EXPECT_EQ(Sent(), 1u);
+  Pass(absl::Seconds(61));
+  EXPECT_EQ(heard_.size(), 2u);
+  for (const HeardReply& one : heard_) EXPECT_TRUE(absl::IsDeadlineExceeded(one.status)) << one.status;
+  heard_.clear();
+  Add(static_cast<int>(kCallsInWindow) + 5);
+  EXPECT_EQ(heard_.size(), 5u) << "as many as the window has wait";
+  EXPECT_TRUE(absl::IsResourceExhausted(heard_[0].status));
+  heard_.clear();
+  std::vector<OutgoingCalls::Call> unsent;
+  std::vector<OutgoingCalls::Moved> moved;
+  calls_.Gone("it is dead", heard_, unsent, moved);
+  EXPECT_EQ(heard_.size(), kCallsInWindow);
+  EXPECT_TRUE(unsent.empty());  // they have no reference
+}
+
 }  // namespace
 }  // namespace gtrain::actors
