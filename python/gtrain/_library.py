@@ -115,6 +115,7 @@ ACTOR_DESTROY = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 ACTOR_CALL = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int32, c_void_p, c_size_t, c_void_p)
 ACTOR_SAVE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, _ERROR)
 ACTOR_LOAD = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, _ERROR)
+ACTOR_TASK = ctypes.CFUNCTYPE(None, c_void_p)
 REPLY = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p, c_size_t)
 
 
@@ -254,6 +255,7 @@ _FUNCTIONS = {
     "gtrain_checkpointer_last_committed": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
     "gtrain_packer_new": (c_void_p, []),
     "gtrain_packer_free": (None, [c_void_p]),
+    "gtrain_packer_clear": (None, [c_void_p]),
     "gtrain_packer_data": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t), _ERROR]),
     "gtrain_pack_nil": (None, [c_void_p]),
     "gtrain_pack_bool": (None, [c_void_p, c_int]),
@@ -274,6 +276,7 @@ _FUNCTIONS = {
     "gtrain_actors_processes": (c_int, [c_void_p]),
     "gtrain_actors_free": (None, [c_void_p]),
     "gtrain_actors_register": (c_int, [c_void_p, POINTER(ActorClass), _ERROR]),
+    "gtrain_actors_post": (c_int, [c_void_p, ACTOR_TASK, c_void_p, _ERROR]),
     "gtrain_actors_spawn": (None, [c_void_p, c_char_p, POINTER(SpawnOptions), c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
     "gtrain_actors_find": (None, [c_void_p, c_char_p, c_char_p, c_int64, REPLY, c_void_p]),
     "gtrain_actors_call": (None, [c_void_p, c_char_p, c_size_t, c_int32, c_char_p, c_size_t, c_int64, REPLY, c_void_p]),

@@ -31,7 +31,7 @@ json TimeOrNull(absl::Time at) { return at == absl::InfinitePast() ? json(nullpt
 
 const char* StateOf(const Job& job, size_t rank) {
   if (job.ExitOf(static_cast<int>(rank)) != nullptr) return "exited";
-  if (!job.Live()) return IsFinal(job.record.state) ? "ended" : "ending";
+  if (!job.Live()) return "ending";
   switch (job.ranks[rank].status.state) {
     case RankState::kJoined:
       return "joined";
