@@ -780,7 +780,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
 
 Reply Peers::Inbox::Bring(const std::shared_ptr<Inbox>& inbox, const Answer& answer) {
   return [inbox, answer = answer](const absl::Status& status, absl::string_view result) mutable {
-        // A copy of its own: that of the thread which says it goes meanwhile.
+    // A copy of its own: that of the thread which says it goes meanwhile.
     answer.status = status.ok() ? absl::OkStatus() : absl::Status(status.code(), status.message());
     answer.result = std::string(result);
     if (answer.what == Answer::What::kDone) {

@@ -276,6 +276,22 @@ TEST_F(ShmLinkTest, WithoutDescriptorsOthersAreSentAway) {
   Meet();
 }
 
+// It says that there is more than a ring has, in the middle of a long message.
+TEST_F(ShmLinkTest, MoreThanARingHasIsNotRead_B2) {
+  Meet();
+  ASSERT_TRUE(client_->Send(std::string(1 << 20, 'x')).ok());
+  const Memory memory = Mapped();
+  int changed = 0;
+  for (size_t i = 0; i < memory.bytes / sizeof(uint64_t); ++i) {
+    if (memory.words[i] != 256 << 10) continue;  // what was written fills the ring
+    memory.words[i] += 512 << 10;
+    ++changed;
+  }
+  ASSERT_EQ(changed, 1);
+  EXPECT_FALSE(server_->Receive());
+  EXPECT_TRUE(server_->lost());
+}
+
 // Those that say nothing keep nobody out.
 TEST_F(ShmLinkTest, SilentConnectionsMakeRoom) {
   std::vector<UniqueFd> silent;
