@@ -33,7 +33,9 @@ class Directory::Core : public std::enable_shared_from_this<Directory::Core> {
       members_ = std::move(members);
       changed = keeper_ != process;
       keeper_ = process;
-      for (const auto& [id, named] : own_) own.push_back(named);
+      if (changed) {
+        for (const auto& [id, named] : own_) own.push_back(named);
+      }
     }
     if (changed) {
       for (const NamedActor& named : own) {
@@ -211,13 +213,13 @@ class Directory::Core : public std::enable_shared_from_this<Directory::Core> {
       }
     }
     if (full) {
-      reply(
-          absl::ResourceExhaustedError("too many wait until all ranks have said how their actors are called"),
-          {});
+      reply(absl::ResourceExhaustedError(
+                "too many wait until all ranks have said how their actors are called: try again"),
+            {});
     } else if (other && caller == self_) {
       forward(*other, std::move(reply));
     } else if (other) {
-      reply(absl::UnavailableError("another rank drives now, and keeps the names of actors"), {});
+      reply(absl::UnavailableError("another rank drives now, and keeps the names of actors: try again"), {});
     }
     return std::nullopt;
   }

@@ -3,7 +3,9 @@
 //
 // A name is free again when its actor's owner lets that go, or is dead; and where the actor has ended
 // otherwise, as soon as another one wants the name. Thread-safe; nothing blocks. Cost: a message and its
-// answer a name and a search, and one to the owner of the actor that is found.
+// answer a name and a search, and one to the owner of the actor that is found; and of each process one to
+// whoever drives, when another one does and at the start of the job, whether it has named actors or not: with
+// 1,000 processes 999 connections there.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -530,8 +530,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   }
 
   // This thread goes on with the first, which may take long. What else there is waits for no thread that
-  // could
-  // have it.
+  // could have it.
   void LeaveToOthers(std::vector<absl::AnyInvocable<void()>>& later) {
     MutexLock lock(&mutex_);
     for (size_t i = 1; i < later.size(); ++i) tasks_.push_back(std::move(later[i]));

@@ -128,9 +128,8 @@ class Host {
   // kInvalidArgument: actors of this class cannot be kept.
   absl::Status MayKeep(absl::string_view type) const;
   // What a thread without work does before it sleeps, one thread at a time: it looks for a short while
-  // whether
-  // something comes from elsewhere, and comes back at once when `stop` says so. False: nothing came, and the
-  // thread sleeps. It may call the host. Null: nothing.
+  // whether something comes from elsewhere, and comes back at once when `stop` says so. False: nothing came,
+  // and the thread sleeps. It may call the host. Null: nothing.
   using LookAround = std::function<bool(absl::FunctionRef<bool()> stop)>;
   void SetLookAround(LookAround look);
   // A thread of the host runs this, before calls that wait. False: the host is closed, and nothing was taken.

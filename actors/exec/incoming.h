@@ -69,8 +69,7 @@ class IncomingCalls {
   void Undone(uint64_t actor);
 
   // The process closes before the job is over, and its actors are lost and not ended: nothing is admitted
-  // from
-  // now on, and nobody hears that an actor is no more. Callers hear of the loss.
+  // from now on, and nobody hears that an actor is no more. Callers hear of the loss.
   void Quiet() { quiet_ = true; }
   void ActorEnded(uint64_t actor);
   // Its process is dead, whatever still comes from it.
@@ -125,7 +124,6 @@ class IncomingCalls {
   const CallerId self_;
   const size_t callers_max_;
   bool quiet_ = false;
-
   const Functions functions_;
   std::map<std::string, CallerId> routes_;  // those that said hello
   std::map<CallerId, Caller> callers_;

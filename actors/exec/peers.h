@@ -60,8 +60,8 @@ class Peers {
   };
   // `host` outlives it, closed or not, and so does `clock`.
   Peers(Host* host, std::unique_ptr<port::ServerTransport> server, Options options, const Clock& clock);
-  ~Peers();  // stops it
-             // As IncomingCalls::Quiet. Waits for a turn of the loop.
+  ~Peers();  // Stop
+  // As IncomingCalls::Quiet. Waits for a turn of the loop.
   void Quiet();
   // Sends the answers that are there, for a second at most. Calls without an answer are kCancelled, and so
   // are those that come later. Not from a reply.

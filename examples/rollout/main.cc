@@ -43,7 +43,6 @@ struct Rollout {
 
 class Policy {
  public:
-  Distribution Get() const { return now_; }
   // Nothing when the version is the one that is there: so much less to send.
   std::optional<Distribution> Newer(int64_t version) const {
     return version == now_.version ? std::nullopt : std::optional(now_);
@@ -67,8 +66,7 @@ class Policy {
  private:
   Distribution now_;
 };
-constexpr auto kPolicy =
-    gtrain::Actor<Policy, gtrain::Ctor<>, gtrain::Methods<&Policy::Get, &Policy::Newer, &Policy::Fit>>;
+constexpr auto kPolicy = gtrain::Actor<Policy, gtrain::Ctor<>, gtrain::Methods<&Policy::Newer, &Policy::Fit>>;
 
 class Worker {
  public:

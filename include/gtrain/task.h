@@ -268,10 +268,10 @@ class AnyAwaiter {
   AnyAwaiter(AnyOf<T> any, PromiseBase* promise) : futures_(*any.futures), promise_(promise) {}
   bool await_ready() const { return false; }
   bool await_suspend(std::coroutine_handle<> handle) {
-    if (std::ranges::none_of(futures_, [](const Future<T>& one) { return one.shared() != nullptr; }))
-      return promise_->Fail(Status(StatusCode::kInvalidArgument, "WhenAny of no futures never ends"))
-                 .resume(),
-             true;
+    if (std::ranges::none_of(futures_, [](const Future<T>& one) { return one.shared() != nullptr; })) {
+      promise_->Fail(Status(StatusCode::kInvalidArgument, "WhenAny of no futures never ends")).resume();
+      return true;
+    }
     waiter_ = AnyWaiter::Make(handle);
     const std::shared_ptr<AnyWaiter> waiter = waiter_;  // once it sleeps, this object may be gone
     for (Future<T>& future : futures_) {

@@ -37,6 +37,21 @@ struct Greeting {
   std::array<char, kSecretMax> secret{};
 };
 
+// A message of recvmsg and sendmsg (recvmsg(2), cmsg(3)): a greeting, and room for one descriptor behind it.
+struct GreetingMessage {
+  explicit GreetingMessage(Greeting& greeting) : data{&greeting, sizeof(greeting)} {
+    header.msg_iov = &data;
+    header.msg_iovlen = 1;
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+  }
+  GreetingMessage(const GreetingMessage&) = delete;
+  GreetingMessage& operator=(const GreetingMessage&) = delete;
+  iovec data;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr header{};
+};
+
 sockaddr_un AddressOf(const std::string& name, socklen_t* size) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -127,20 +142,14 @@ absl::StatusOr<std::unique_ptr<ShmLink>> ShmLink::Connect(const std::string& nam
   Greeting greeting;
   greeting.secret_size = static_cast<uint32_t>(options.secret.size());
   std::copy(options.secret.begin(), options.secret.end(), greeting.secret.begin());
-  iovec data{&greeting, sizeof(greeting)};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  GreetingMessage message(greeting);
+  cmsghdr* const header = CMSG_FIRSTHDR(&message.header);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   const int fd = memory.get();
   std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  if (sendmsg(link->fd(), &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(greeting)))
+  if (sendmsg(link->fd(), &message.header, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(greeting)))
     return absl::UnavailableError(absl::StrCat("sendmsg: ", std::strerror(errno)));
   return link;
 }
@@ -349,15 +358,9 @@ std::vector<std::unique_ptr<ShmLink>> ShmListener::Accept() {
 
 std::unique_ptr<ShmLink> ShmListener::Greet(UniqueFd socket) const {
   Greeting greeting;
-  iovec data{&greeting, sizeof(greeting)};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t count = recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  const UniqueFd memory = TakeDescriptor(count < 0 ? nullptr : CMSG_FIRSTHDR(&message));
+  GreetingMessage message(greeting);
+  const ssize_t count = recvmsg(socket.get(), &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const UniqueFd memory = TakeDescriptor(count < 0 ? nullptr : CMSG_FIRSTHDR(&message.header));
   struct stat status {};
   if (count != static_cast<ssize_t>(sizeof(greeting)) || !memory.valid() || greeting.magic != kMagic ||
       greeting.version != kVersion || !SameSecret(greeting, options_.secret) ||

@@ -10,8 +10,7 @@
 // and one reader.
 //
 // Sleeping: whoever has nothing to do calls Arm and waits until fd() is readable; the other end rings only
-// then, so that two that are busy make no system call. A message between two busy processes takes two copies
-// and about 0.2 us.
+// then, so that two that are busy make no system call. A message between two busy processes takes two copies.
 //
 // Not thread-safe; threads may take turns under a lock. Nothing blocks. Cost: 0.5 MiB of memory, once all of
 // the rings was used, and a descriptor, each end.
@@ -75,10 +74,8 @@ class ShmLink {
   size_t Write(absl::string_view bytes);
   size_t Available();
   void Read(char* to, size_t size);  // no more than is available
-
   void Publish();
   void Ring();
-
   void Lose() { lost_ = true; }
 
   const UniqueFd socket_;
@@ -112,8 +109,7 @@ class ShmListener {
   ShmOptions options_;
   std::string name_;
   UniqueFd socket_, epoll_;
-  UniqueFd spare_;  // given up for a moment when there is no other descriptor
-
+  UniqueFd spare_;                 // given up for a moment when there is no other descriptor
   std::deque<UniqueFd> greeting_;  // the oldest first
 };
 
