@@ -479,6 +479,49 @@ TEST(ClusterParts, WhatIsAbortedIsNotThere) {
   EXPECT_EQ(kept.callers[0].answers[0].second[0], '\0');
 }
 
+// a peer asks a hundred times for an answer of 1 MiB, and reads nothing.
+TEST(ClusterParts, WhoAsksAgainAndDoesNotReadFillsNoMemory) {
+  IncomingCalls::Functions f;
+  f.call = [](uint64_t, int, std::string&, absl::Duration, Reply& reply) {
+    reply = nullptr;
+    return true;
+  };
+  f.lives = [](uint64_t) { return true; };
+  f.reply = [](const CallerId&, uint64_t, uint64_t, bool) {
+    return [](const absl::Status&, absl::string_view) {};
+  };
+  f.constant = [](uint64_t, int) { return false; };
+  const CallerId own{1, 1}, caller{3, 3};
+  IncomingCalls in(own, 100, f);
+  port::Route route;
+  route.id = "r";
+  std::string hello, again;
+  AppendFrame(HelloFrame{caller, own}, &hello);
+  CallFrame call;
+  call.actor = 1;
+  call.number = 1;
+  call.timeout_ms = 100000;
+  AppendFrame(call, &again);
+  ASSERT_TRUE(in.OnMessage(route, hello).ok());
+  ASSERT_TRUE(in.OnMessage(route, again).ok());
+  in.Done(caller, 1, 1, true, absl::OkStatus(), std::string(1 << 20, 'x'));
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(in.OnMessage(route, again).ok());
+  size_t bytes = 0;
+  const auto send = [&](const port::Route&, absl::string_view message) {
+    bytes += message.size();
+    return absl::OkStatus();
+  };
+  EXPECT_FALSE(in.Flush(send));
+  EXPECT_GE(bytes, size_t{16} << 20);
+  EXPECT_LE(bytes, size_t{18} << 20);
+
+  // It reads again, and has its answer.
+  bytes = 0;
+  ASSERT_TRUE(in.OnMessage(route, again).ok());
+  EXPECT_FALSE(in.Flush(send));
+  EXPECT_GE(bytes, size_t{1} << 20);
+}
+
 // to be made anew takes a minute, once.
 TEST(ClusterParts, OneThatIsMadeAnewTooSlowlyIsTriedAgain) {
   RealClock clock;
