@@ -97,6 +97,53 @@ class ActorsTest(unittest.TestCase):
             assert cluster.processes == 1
         """)
 
+    def test_objects(self):
+        self.drive("""
+            @actors.actor
+            class Reader:
+                async def total(self, object):
+                    self.array = await object.read()
+                    return float(self.array.sum()), self.array.ctypes.data
+                def first(self):
+                    return float(self.array[0])
+            reader = await cluster.spawn(Reader)
+            array = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+            owner = await cluster.put(array)
+            total, address = await reader.total(owner)
+            view = await owner.read()
+            assert total == float(array.sum()) and (view == array).all() and view.shape == (512, 512)
+            assert view.ctypes.data == address, 'a copy'
+            try:
+                view[0] = 1
+                raise AssertionError('it was written')
+            except ValueError:
+                pass
+            (name,), _ = await (await cluster.spawn(Counter)).echo(owner)
+            assert (name.dtype, name.shape) == ('float32', (512, 512)), name
+            owner.close()
+            assert (await error_of(name.read()))[0] == 'NOT_FOUND'
+            assert await reader.first() == 0.0, 'who has it goes on reading'
+            later = (await cluster.put(bytearray(b'abc'))).let_go(after=60)
+            assert bytes(await later.read()) == b'abc'
+            empty = await cluster.put(np.zeros((0, 3), dtype=np.int8))
+            assert (await empty.read()).shape == (0, 3)
+        """)
+
+    def test_detached_actors_and_several_calls_at_a_time(self):
+        self.drive("""
+            first = await cluster.spawn(Counter, 5, name='counter', detached=True)
+            found = await cluster.find(Counter, 'counter')
+            assert await found.add(1) == 6
+            await cluster.end(first)
+            assert (await error_of(cluster.find(Counter, 'counter')))[0] == 'NOT_FOUND'
+            several = await cluster.spawn(Counter, concurrency=2)
+            begun = time.monotonic()
+            slow = several.nap(30)
+            assert await several.add(1) == 1, 'beside the one that takes long'
+            assert time.monotonic() - begun < 29
+            assert (await error_of(cluster.spawn(Counter, concurrency=2, keep=True)))[0] == 'INVALID_ARGUMENT'
+        """)
+
     def test_errors_say_what_happened(self):
         _, stderr = self.drive("""
             counter = await cluster.spawn(Counter, 1)

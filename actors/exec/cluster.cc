@@ -35,7 +35,7 @@ struct Cluster::Ends {
   std::function<void(uint64_t, const absl::Status&, const std::string&)> on_saved ABSL_GUARDED_BY(mutex);
 };
 
-Cluster::Cluster(const HostOptions& options, const Clock& clock)
+Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOptions& objects)
     : clock_(clock), ends_(std::make_shared<Ends>()) {
   HostOptions host = options;
   host.on_end = [ends = ends_](uint64_t actor) {
@@ -74,6 +74,11 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
                                     const absl::StatusOr<ActorAddress> at = owned_->WhereLast(ref.id);
                                     reply(at.status(), at.ok() ? at->Pack() : "");
                                   }});
+  objects_ = MakeObjects(objects);
+  {
+    MutexLock lock(&ends_->mutex);
+    ends_->on_end = [this](uint64_t actor) { OnEnd(actor, /*tell=*/true); };
+  }
   members_.push_back({self_, "", {}, false});
   drives_ = true;
 }
@@ -159,6 +164,7 @@ Cluster::~Cluster() {
     ends_->on_saved = nullptr;
   }
   if (gathering_.joinable()) gathering_.join();
+  objects_->Close();
   if (peers_ != nullptr) peers_->Stop();  // its replies still come here
 }
 
@@ -228,6 +234,7 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   // Before this process knows that it drives, and looks for actors by their names.
   std::set<CallerId> members;
   for (const Introduction& one : all) members.insert(one.process);
+  OfferOrphans(members, all[DriverOf(all)].process);
   directory_->SetKeeper(all[DriverOf(all)].process, std::move(members));
   {
     MutexLock lock(&mutex_);
@@ -238,6 +245,8 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
     driver_ = DriverOf(all);
     drives_ |= all[driver_].process == self_;
   }
+  objects_->SetShares(static_cast<size_t>(
+      std::ranges::count(all, network_->node, [](const Introduction& one) { return one.node; })));
   peers_->SetProcesses(std::move(processes));
   return absl::OkStatus();
 }
@@ -329,6 +338,45 @@ int Cluster::processes() const {
   return static_cast<int>(members_.size());
 }
 
+// ---- objects
+
+std::shared_ptr<Objects> Cluster::MakeObjects(const ObjectOptions& options) {
+  Objects::Functions functions;
+  functions.ask = [this](const CallerId& process, Control method, const std::string& arguments,
+                         absl::Duration timeout, Reply reply) {
+    if (peers_ == nullptr) return reply(absl::NotFoundError("it is of another job"), {});
+    peers_->Ask(process, static_cast<uint32_t>(method), arguments, timeout, std::move(reply));
+  };
+  functions.is_near = [this](const CallerId& process) { return IsNear(process); };
+  functions.copies_at = [this] { return CopiesAt(); };
+  functions.name = [this](const CallerId& process) { return NameOf(process); };
+  return std::make_shared<Objects>(self_, options, std::move(functions), clock_);
+}
+
+bool Cluster::IsNear(const CallerId& process) const {
+  MutexLock lock(&mutex_);
+  for (const Member& member : members_) {
+    if (member.process == process) return network_ && member.node == network_->node;
+  }
+  return false;
+}
+
+CallerId Cluster::CopiesAt() const {
+  MutexLock lock(&mutex_);
+  for (const Member& member : members_) {
+    if (!member.left && network_ && member.node == network_->node) return member.process;
+  }
+  return self_;
+}
+
+std::string Cluster::NameOf(const CallerId& process) const {
+  MutexLock lock(&mutex_);
+  for (const Member& member : members_) {
+    if (member.process == process && !member.reach.name.empty()) return member.reach.name;
+  }
+  return process == self_ ? "this process" : "a process that is no more";
+}
+
 // ---- actors
 
 absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
@@ -340,9 +388,17 @@ absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
     const auto mine = actors.find(members_[rank].process);
     places.push_back({static_cast<int>(rank), members_[rank].node, mine == actors.end() ? 0 : mine->second});
   }
-  const std::optional<size_t> at =
-      placement.rank ? PlaceOfRank(places, *placement.rank) : PickPlace(places, placement.spread, rank_);
+  const std::optional<size_t> at = placement.rank
+                                       ? PlaceOfRank(places, *placement.rank)
+                                       : PickPlace(places, placement.spread, rank_,
+                                                   {.strict = placement.apart > 0, .away = placement.away});
   if (at) return members_[static_cast<size_t>(places[*at].rank)].process;
+  if (placement.apart > 0 && !placement.rank) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("each ", placement.spread == Spread::kNodes ? "machine" : "process",
+                     " of the job has an actor of this group, which are to be apart: it has ", places.size(),
+                     " processes now, and so large a group needs more"));
+  }
   return absl::NotFoundError(placement.rank
                                  ? absl::StrCat("there is no rank ", *placement.rank,
                                                 " to spawn on: the job has ", places.size(), " now")
@@ -351,26 +407,35 @@ absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
 
 void Cluster::Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
                     std::string arguments, absl::Duration timeout, Reply reply) {
-  if (options.keep) {
-    if (const absl::Status may = host_->MayKeep(type); !may.ok()) return reply(may, {});
-    if (arguments.size() > kKeptArgumentsMax) {
-      return reply(
-          absl::InvalidArgumentError(absl::StrCat("the arguments of a kept actor have ", arguments.size(),
-                                                  " bytes, and ", kKeptArgumentsMax, " are the most")),
-          {});
-    }
-  }
   OwnedActors::Spec spec;
   spec.type = std::string(type);
   spec.options = options;
   spec.placement = placement;
   spec.arguments = std::move(arguments);
+  SpawnSpec(std::move(spec), timeout, std::move(reply));
+}
+
+void Cluster::SpawnSpec(OwnedActors::Spec spec, absl::Duration timeout, Reply reply) {
+  absl::Status may;
+  if (spec.options.concurrency < 1 || spec.options.concurrency > kConcurrencyMax) {
+    may = absl::InvalidArgumentError(absl::StrCat("an actor has 1 to ", kConcurrencyMax, " calls at a time"));
+  } else if (spec.options.keep && spec.options.concurrency > 1) {
+    may = absl::InvalidArgumentError(
+        "an actor that is kept has one call at a time: its state is what is there between two");
+  } else if (spec.options.keep && spec.arguments.size() > kKeptArgumentsMax) {
+    may =
+        absl::InvalidArgumentError(absl::StrCat("the arguments of a kept actor have ", spec.arguments.size(),
+                                                " bytes, and ", kKeptArgumentsMax, " are the most"));
+  } else if (spec.options.keep) {
+    may = host_->MayKeep(spec.type);
+  }
+  if (!may.ok()) return reply(may, {});
   owned_->Spawn(std::move(spec), timeout, std::move(reply));
 }
 
 void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const SpawnOptions& options,
                          const Placement& placement, std::string arguments, absl::Duration timeout,
-                         Reply reply) {
+                         Reply reply, bool detached) {
   if (const absl::Status is_name = CheckName(name); !is_name.ok()) return reply(is_name, {});
   const absl::StatusOr<std::string> signature = host_->SignatureOf(type);
   if (!signature.ok()) return reply(signature.status(), {});
@@ -380,21 +445,30 @@ void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const S
   named.signature = *signature;
   named.owner = self_;
   const Instant deadline = clock_.Now() + timeout;
-  Spawn(type, options, placement, std::move(arguments), timeout,
-        [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
-                                                          absl::string_view result) mutable {
-          const absl::StatusOr<ActorRef> ref = status.ok() ? ActorRef::Parse(result) : status;
-          if (!ref.ok()) return reply(ref.status(), {});  // the cluster may be gone then
-          named.id = ref->id;
-          named.reference = std::string(result);
-          // Nobody has heard of it yet.
-          directory_->Name(
-              named, deadline - clock_.Now(),
-              [this, named, reply = std::move(reply)](const absl::Status& status, absl::string_view) mutable {
-                if (!status.ok()) owned_->End(named.id, "it could not have its name");
-                reply(status, status.ok() ? named.reference : "");
-              });
-        });
+  OwnedActors::Spec spec;
+  spec.type = named.type;
+  spec.options = options;
+  spec.placement = placement;
+  spec.arguments = std::move(arguments);
+  if (detached) {
+    spec.name = named.name;
+    spec.placement.away = true;
+  }
+  SpawnSpec(std::move(spec), timeout,
+            [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
+                                                              absl::string_view result) mutable {
+              const absl::StatusOr<ActorRef> ref = status.ok() ? ActorRef::Parse(result) : status;
+              if (!ref.ok()) return reply(ref.status(), {});  // the cluster may be gone then
+              named.id = ref->id;
+              named.reference = std::string(result);
+              // Nobody has heard of it yet.
+              directory_->Name(named, deadline - clock_.Now(),
+                               [this, named, reply = std::move(reply)](const absl::Status& status,
+                                                                       absl::string_view) mutable {
+                                 if (!status.ok()) owned_->End(named.id, "it could not have its name");
+                                 reply(status, status.ok() ? named.reference : "");
+                               });
+            });
 }
 
 void Cluster::Find(absl::string_view name, absl::string_view type, absl::Duration timeout, Reply reply) {
@@ -411,14 +485,7 @@ void Cluster::Find(absl::string_view name, absl::string_view type, absl::Duratio
 void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply) {
   const absl::StatusOr<std::string> signature = host_->SignatureOf(spec.type);
   if (!signature.ok()) return reply(signature.status(), {});
-  SpawnRequest request;
-  request.type = spec.type;
-  request.signature = *signature;
-  request.restarts = spec.options.restarts;
-  request.id = spec.id;
-  request.kept = spec.options.keep ? 1 : 0;
-  request.record = spec.record;
-  request.arguments = spec.arguments;
+  const SpawnRequest request = RequestOf(spec, *signature);
   if (at == self_) return MakeHere(self_, request, timeout, std::move(reply));
   // Nobody has an actor whose spawn took too long.
   const auto late = [this](absl::string_view result) {
@@ -428,11 +495,58 @@ void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Dura
               late);
 }
 
+// Views into `spec` and `signature`.
+SpawnRequest Cluster::RequestOf(const OwnedActors::Spec& spec, absl::string_view signature) {
+  SpawnRequest request;
+  request.type = spec.type;
+  request.signature = signature;
+  request.restarts = spec.options.restarts;
+  request.concurrency = spec.options.concurrency;
+  request.id = spec.id;
+  request.kept = spec.options.keep ? 1 : 0;
+  request.record = spec.record;
+  request.name = spec.name;
+  request.spread = static_cast<uint8_t>(spec.placement.spread);
+  request.rank = spec.placement.rank.value_or(-1);
+  request.arguments = spec.arguments;
+  return request;
+}
+
+// Without what belongs to one owner.
+OwnedActors::Spec Cluster::SpecOf(const SpawnRequest& request) {
+  OwnedActors::Spec spec;
+  spec.type = std::string(request.type);
+  spec.options.restarts = request.restarts;
+  spec.options.concurrency = request.concurrency;
+  spec.options.keep = request.kept != 0;
+  spec.placement.spread = static_cast<Spread>(request.spread);
+  if (request.rank >= 0) spec.placement.rank = request.rank;
+  spec.placement.away = !request.name.empty();
+  spec.name = std::string(request.name);
+  spec.arguments = std::string(request.arguments);
+  return spec;
+}
+
+absl::Status Cluster::CheckClass(const SpawnRequest& request) const {
+  GT_ASSIGN_OR_RETURN(const std::string signature, host_->SignatureOf(request.type));
+  if (signature == request.signature) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the class ", request.type, " is ", signature, " there, and ", request.signature,
+                   " where it is spawned: all ranks of a job run one build of the program"));
+}
+
 void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl::Duration timeout,
                        Reply reply) {
   SpawnOptions options;
   options.restarts = request.restarts;
+  options.concurrency = request.concurrency;
   options.keep = request.kept != 0;
+  std::string spawn;
+  if (!request.name.empty() && owner != self_) {
+    SpawnRequest again = request;
+    again.record = {};  // whoever adopts it gets what it has then
+    spawn = PrintSpawn(again);
+  }
   KeptRecord record;
   if (!request.record.empty()) {
     absl::StatusOr<KeptRecord> kept = ParseRecord(request.record);
@@ -442,11 +556,13 @@ void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl:
   }
   host_->Spawn(request.type, options, std::string(request.arguments), timeout,
                [this, owner, id = request.id, kept = request.kept != 0, record = std::move(record),
+                spawn = std::move(spawn),
                 reply = std::move(reply)](const absl::Status& status, absl::string_view result) mutable {
                  const auto address = ActorAddress::Parse(result);
                  if (status.ok() && address.ok()) {
-                   if (kept && peers_ != nullptr) peers_->Keep(address->number, owner, id, std::move(record));
-                   OwnedBy(owner, id, *address);
+                   if (kept && peers_ != nullptr)
+                     peers_->Keep(address->number, owner, id, std::move(record), !spawn.empty());
+                   OwnedBy(owner, id, *address, std::move(spawn));
                  }
                  reply(status, result);
                });
@@ -455,7 +571,7 @@ void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl:
 void Cluster::Call(const ActorRef& ref, int method, std::string arguments, absl::Duration timeout,
                    Reply reply) {
   // Calls to one whose state is kept have numbers wherever it is.
-  if (peers_ == nullptr || (ProcessOf(ref.at) == self_ && ref.kept == 0))
+  if (peers_ == nullptr || (ProcessOf(ref.at) == self_ && !ref.kept()))
     return host_->Call(ref.at, method, std::move(arguments), timeout, std::move(reply));
   peers_->Call(ref, method, std::move(arguments), timeout, std::move(reply));
 }
@@ -512,12 +628,17 @@ void Cluster::SendEndings(const CallerId& process) {
       });
 }
 
+void Cluster::Watch(const ActorRef& ref, Reply reply) {
+  if (CallerId{ref.owner_high, ref.owner_low} != self_) {
+    return reply(absl::FailedPreconditionError("another process owns this actor, and hears of its end"), {});
+  }
+  owned_->Watch(ref.id, std::move(reply));
+}
+
 void Cluster::Locate(const ActorRef& ref, const ActorAddress& not_at, absl::Duration timeout, Reply reply) {
-  const CallerId owner{ref.owner_high, ref.owner_low};
-  if (owner == self_) return owned_->Locate(ref.id, not_at, std::move(reply));
   ActorRef asked = ref;
   asked.at = not_at;
-  peers_->Ask(owner, static_cast<uint32_t>(Control::kLocate), asked.Pack(), timeout, std::move(reply));
+  AskOwner(ref, Control::kLocate, asked.Pack(), timeout, std::move(reply));
 }
 
 // ---- what others ask of this process
@@ -537,11 +658,6 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
         host_->End(address, request->reason);
       }
       return reply(absl::OkStatus(), {});
-    }
-    case Control::kLocate: {
-      const absl::StatusOr<ActorRef> ref = ActorRef::Parse(arguments);
-      if (!ref.ok()) return reply(ref.status(), {});
-      return owned_->Locate(ref->id, ref->at, std::move(reply));
     }
     case Control::kKeep: {
       const absl::StatusOr<OwnedReport> report = ParseOwned(arguments);
@@ -570,33 +686,60 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
       }
       return reply(absl::OkStatus(), {});
     }
+    case Control::kLocate:
+    case Control::kDetach:
+    case Control::kAdopt:
+    case Control::kRelease:
+      return OnDetachedControl(caller, static_cast<Control>(method), arguments, timeout, std::move(reply));
+    case Control::kPart:
+    case Control::kCopy:
+      return OnObjectControl(static_cast<Control>(method), arguments, timeout, std::move(reply));
   }
   reply(absl::UnimplementedError(absl::StrCat("a process has no method ", method)), {});
+}
+
+void Cluster::OnDetachedControl(const CallerId& caller, Control method, const std::string& arguments,
+                                absl::Duration timeout, Reply reply) {
+  if (method == Control::kDetach) return OnDetach(arguments, timeout, std::move(reply));
+  if (method == Control::kAdopt) return OnAdopt(caller, arguments, std::move(reply));
+  const absl::StatusOr<ActorRef> ref = ActorRef::Parse(arguments);
+  if (!ref.ok()) return reply(ref.status(), {});
+  absl::AnyInvocable<void()> then = [this, method, ref = *ref, reply = std::move(reply)]() mutable {
+    if (method == Control::kLocate) return OnLocate(ref, std::move(reply));
+    OnRelease(ref, std::move(reply));
+  };
+  if (OwnIdOf(*ref)) return then();
+  directory_->AwaitNames(std::move(then));  // whoever has it may still be about to say so
+}
+
+void Cluster::OnObjectControl(Control method, const std::string& arguments, absl::Duration timeout,
+                              Reply reply) {
+  if (method == Control::kPart) {
+    const absl::StatusOr<PartRequest> request = ParsePart(arguments);
+    if (!request.ok()) return reply(request.status(), {});
+    return objects_->OnPart(*request, std::move(reply));
+  }
+  const absl::StatusOr<ObjectRef> ref = ParseObject(arguments);
+  if (!ref.ok()) return reply(ref.status(), {});
+  objects_->OnCopy(*ref, timeout, std::move(reply));
 }
 
 void Cluster::OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply) {
   const absl::StatusOr<SpawnRequest> request = ParseSpawn(bytes);
   if (!request.ok()) return reply(request.status(), {});
-  const absl::StatusOr<std::string> signature = host_->SignatureOf(request->type);
-  if (!signature.ok()) return reply(signature.status(), {});
-  if (*signature != request->signature) {
-    return reply(absl::FailedPreconditionError(absl::StrCat(
-                     "the class ", request->type, " is ", *signature, " there, and ", request->signature,
-                     " where it is spawned: all ranks of a job run one build of the program")),
-                 {});
-  }
+  if (const absl::Status same = CheckClass(*request); !same.ok()) return reply(same, {});
   MakeHere(caller, *request, timeout, std::move(reply));
 }
 
 // So that it ends with the process of its owner.
-void Cluster::OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& address) {
-  if (owner == self_) return;
+void Cluster::OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& address, std::string spawn) {
   bool gone = false;
   {
     MutexLock lock(&mutex_);
     gone = gone_.contains(owner);
     if (!gone) {
-      owners_[owner].insert(address.number);
+      if (owner != self_) owners_[owner].insert(address.number);
+      if (!spawn.empty()) detached_[address.number] = {{{owner, id}}, std::move(spawn)};
       owner_of_[address.number] = {owner, id};
     }
   }
@@ -613,6 +756,9 @@ void Cluster::OnGone(const CallerId& process) {
       owned = std::move(it->second);
       owners_.erase(it);
     }
+    // Detached ones are offered to another process (OfferOrphans).
+    std::erase_if(owned, [this](uint64_t number)
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return detached_.contains(number); });
     for (const uint64_t number : owned) owner_of_.erase(number);
   }
   ActorAddress address = host_->address();
@@ -636,10 +782,12 @@ void Cluster::OnEnd(uint64_t actor, bool tell) {
       if (owner->second.empty()) owners_.erase(owner);
     }
     owner_of_.erase(it);
+    detached_.erase(actor);
     tell = tell && !closing_;
   }
   if (!tell) return;
   const std::string why = host_->WhyEnded(actor);
+  if (of.owner == self_) return owned_->EndedBy(of.id, self_, why);
   peers_->Ask(of.owner, static_cast<uint32_t>(Control::kEnded), PrintOwned({of.id, why}), kEndWithin,
               [](const absl::Status&, absl::string_view) {});
 }

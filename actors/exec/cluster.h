@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "actors/exec/directory.h"
 #include "actors/exec/host.h"
+#include "actors/exec/objects.h"
 #include "actors/exec/owned.h"
 #include "actors/exec/peers.h"
 #include "actors/plan/members.h"
@@ -64,7 +65,7 @@ struct ClusterNetwork {
 class Cluster {
  public:
   // A process alone. `clock` outlives it, and what the destructor leaves to itself.
-  Cluster(const HostOptions& options, const Clock& clock);
+  Cluster(const HostOptions& options, const Clock& clock, const ObjectOptions& objects = {});
   // Ends the actors of this process as ~Host does.
   ~Cluster();
   Cluster(const Cluster&) = delete;
@@ -81,7 +82,17 @@ class Cluster {
   // Likewise, of one that all processes of the job find by its name while its owner has it. kAlreadyExists:
   // another one has the name. kUnavailable: the process that drives, which keeps the names, is gone.
   void SpawnNamed(absl::string_view name, absl::string_view type, const SpawnOptions& options,
-                  const Placement& placement, std::string arguments, absl::Duration timeout, Reply reply);
+                  const Placement& placement, std::string arguments, absl::Duration timeout, Reply reply,
+                  bool detached = false);
+  // Likewise, of one that is nobody's: it ends with the job, or by EndDetached. It is owned by the process
+  // that drives, and when that is lost by the next one; one that was in that process is lost with it.
+  // kDeadlineExceeded: it may be there, and is found by its name then.
+  void SpawnDetached(absl::string_view name, absl::string_view type, const SpawnOptions& options,
+                     const Placement& placement, std::string arguments, absl::Duration timeout, Reply reply);
+  // kInvalidArgument: it is not detached. kNotFound: it is no more.
+  void EndDetached(const ActorRef& ref, absl::Duration timeout, Reply reply);
+  // The reply comes when an actor of this process has ended by itself (OwnedActors::Watch).
+  void Watch(const ActorRef& ref, Reply reply);
   // The reply is a reference. kNotFound: there is no such actor now. kFailedPrecondition: it is of another
   // class. kUnavailable: likewise.
   void Find(absl::string_view name, absl::string_view type, absl::Duration timeout, Reply reply);
@@ -89,6 +100,8 @@ class Cluster {
   // Of an actor that this process has made; others end none.
   void End(const ActorRef& ref, absl::string_view reason);
   bool Post(absl::AnyInvocable<void()>& task) { return host_->Post(task); }
+  // Of this process, and its way to those of others. Whoever has an object may keep it longer than this.
+  const std::shared_ptr<Objects>& objects() const { return objects_; }
 
   // Blocks until this process is to run the driver (true), or the driver has ended (false). kUnavailable: the
   // generation is over, and no other one comes for this process.
@@ -100,6 +113,7 @@ class Cluster {
   // hear it.
   void Finish();
 
+  const CallerId& id() const { return self_; }
   bool drives() const;  // AwaitTurn would say so
   int processes() const;
   const std::string& endpoint() const { return endpoint_; }  // where others reach it; of Join
@@ -115,6 +129,12 @@ class Cluster {
 
   struct Ends;  // hears of actors that have ended, while the cluster lives
 
+  std::shared_ptr<Objects> MakeObjects(const ObjectOptions& options);
+  void OnObjectControl(Control method, const std::string& arguments, absl::Duration timeout, Reply reply);
+  CallerId CopiesAt() const;
+  std::string NameOf(const CallerId& process) const;
+  bool IsNear(const CallerId& process) const;
+
   void ListenHere(const port::NetOptions& net, Peers::Options* options);
 
   void Gather();
@@ -125,13 +145,31 @@ class Cluster {
   absl::StatusOr<CallerId> Pick(const Placement& placement, const std::map<CallerId, size_t>& actors) const;
   void Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply);
   void MakeHere(const CallerId& owner, const SpawnRequest& request, absl::Duration timeout, Reply reply);
-  void OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& address);
+  // `spawn`: a SpawnRequest of a detached actor; empty: it is none.
+  void OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& address, std::string spawn);
+  static SpawnRequest RequestOf(const OwnedActors::Spec& spec, absl::string_view signature);
+  static OwnedActors::Spec SpecOf(const SpawnRequest& request);
+  absl::Status CheckClass(const SpawnRequest& request) const;
+  void SpawnSpec(OwnedActors::Spec spec, absl::Duration timeout, Reply reply);
+
+  void OnDetach(absl::string_view bytes, absl::Duration timeout, Reply reply);
+  void OnRelease(const ActorRef& ref, Reply reply);
+  void OnLocate(const ActorRef& ref, Reply reply);
+  std::optional<uint64_t> OwnIdOf(const ActorRef& ref) const;
+  void AskOwner(const ActorRef& ref, Control method, const std::string& arguments, absl::Duration timeout,
+                Reply reply);
+  void AskNextOwner(Control method, const std::string& arguments, absl::Duration timeout, Reply reply);
+  void OfferOrphans(const std::set<CallerId>& members, const CallerId& keeper);
+  void OnOffered(uint64_t number, const CallerId& keeper, const absl::Status& status, uint64_t id);
+  void OnAdopt(const CallerId& caller, absl::string_view bytes, Reply reply);
   void EndAt(const ActorAddress& at, const std::string& reason);
   void SendEndings(const CallerId& process);
   void Locate(const ActorRef& ref, const ActorAddress& not_at, absl::Duration timeout, Reply reply);
   void OnControl(const CallerId& caller, uint32_t method, const std::string& arguments,
                  absl::Duration timeout, Reply reply);
   void OnSpawn(const CallerId& caller, absl::string_view bytes, absl::Duration timeout, Reply reply);
+  void OnDetachedControl(const CallerId& caller, Control method, const std::string& arguments,
+                         absl::Duration timeout, Reply reply);
   void OnGone(const CallerId& process);
   void OnEnd(uint64_t actor, bool tell);
 
@@ -142,6 +180,7 @@ class Cluster {
   CallerId self_;
   std::unique_ptr<OwnedActors> owned_;
   std::unique_ptr<Directory> directory_;
+  std::shared_ptr<Objects> objects_;
 
   std::unique_ptr<Peers> peers_;
   std::shared_ptr<Ends> ends_;
@@ -163,7 +202,15 @@ class Cluster {
     CallerId owner;
     uint64_t id = 0;
   };
-  std::map<uint64_t, OwnedElsewhere> owner_of_ ABSL_GUARDED_BY(mutex_);  // the same by actor
+  std::map<uint64_t, OwnedElsewhere> owner_of_ ABSL_GUARDED_BY(mutex_);  // by actor, own ones with them
+  // Of this process, and owned by another one.
+  struct Detached {
+    std::vector<OwnedName> names;  // the newest first
+    std::string spawn;             // a SpawnRequest
+    bool offered = false;          // to a process that has not answered yet
+  };
+  std::map<uint64_t, Detached> detached_ ABSL_GUARDED_BY(mutex_);
+  std::map<OwnedName, uint64_t> adopted_ ABSL_GUARDED_BY(mutex_);  // owned here, by the names of before
   std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);
   bool drives_ ABSL_GUARDED_BY(mutex_) = false;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;      // the driver, which is elsewhere, has ended

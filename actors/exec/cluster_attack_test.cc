@@ -449,12 +449,12 @@ TEST(ClusterParts, WhatIsAbortedIsNotThere) {
     return [](const absl::Status&, absl::string_view) {};
   };
   f.constant = [](uint64_t, int) { return false; };
-  f.save = [&](uint64_t) { ++saves; };
+  f.save = [&](uint64_t, bool) { ++saves; };
   f.keep = [&](uint64_t, const CallerId&, uint64_t, const std::string& r) { record = r; };
   f.end = [](uint64_t, const std::string&) {};
   const CallerId own{1, 1}, owner{2, 2}, caller{3, 3};
   IncomingCalls in(own, 100, f);
-  in.Keep(1, owner, 1, {});
+  in.Keep(1, owner, 1, {}, /*detached=*/false);
   std::string message;
   AppendFrame(HelloFrame{caller, own}, &message);
   for (uint64_t n : {1, 2}) {

@@ -76,6 +76,30 @@ class Directory::Core : public std::enable_shared_from_this<Directory::Core> {
          });
   }
 
+  void NameAgain(const NamedActor& named, Reply reply) {
+    {
+      MutexLock lock(&mutex_);
+      own_[named.id] = named;
+    }
+    OnName(self_, named, NameRequest::kAgain, kTellWithin, std::move(reply));
+  }
+
+  void AwaitNames(absl::AnyInvocable<void()> then) {
+    {
+      MutexLock lock(&mutex_);
+      if (!Ready() && (!keeper_ || keeper_ == self_) && waiting_.size() < kNamesMax) {
+        waiting_.emplace_back(std::move(then));
+        return;
+      }
+    }
+    then();
+  }
+
+  std::optional<CallerId> keeper() const {
+    MutexLock lock(&mutex_);
+    return joined_ ? keeper_ : std::nullopt;
+  }
+
   void Release(uint64_t id) {
     NamedActor named;
     {
@@ -258,7 +282,7 @@ class Directory::Core : public std::enable_shared_from_this<Directory::Core> {
 
   const CallerId self_;
   const Functions functions_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   bool joined_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<CallerId> keeper_ ABSL_GUARDED_BY(mutex_);
   std::set<CallerId> members_ ABSL_GUARDED_BY(mutex_);
@@ -278,6 +302,9 @@ void Directory::ProcessLost(const CallerId& process) { core_->ProcessLost(proces
 void Directory::Name(const NamedActor& named, absl::Duration timeout, Reply reply) {
   core_->Name(named, timeout, std::move(reply));
 }
+void Directory::NameAgain(const NamedActor& named, Reply reply) { core_->NameAgain(named, std::move(reply)); }
+void Directory::AwaitNames(absl::AnyInvocable<void()> then) { core_->AwaitNames(std::move(then)); }
+std::optional<CallerId> Directory::keeper() const { return core_->keeper(); }
 void Directory::Release(uint64_t id) { core_->Release(id); }
 void Directory::Find(const FindRequest& request, absl::Duration timeout, Reply reply) {
   core_->Find(request, timeout, std::move(reply));

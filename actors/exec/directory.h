@@ -11,10 +11,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -47,6 +49,13 @@ class Directory {
 
   // An actor that this process owns has the name. AlreadyExists: another one has it.
   void Name(const NamedActor& named, absl::Duration timeout, Reply reply);
+  // Likewise of one that had it before this process owned it: at once, also when others have still to say
+  // theirs. Of the process that keeps the names.
+  void NameAgain(const NamedActor& named, Reply reply);
+  // Runs when all names are known here; or when another process keeps them. At once, mostly.
+  void AwaitNames(absl::AnyInvocable<void()> then);
+  // Who keeps the names. None: nobody knows yet, or this process is alone.
+  std::optional<CallerId> keeper() const;
   // This process lets its actor go.
   void Release(uint64_t id);
   // The reply is a reference. NotFound: nobody has the name. FailedPrecondition: the actor is of another

@@ -121,8 +121,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     size_t mailbox_bytes = 0;
     std::vector<Instant> crashes;  // within kRestartWindow
     bool scheduled = false;        // in the queue of those that have work
-    bool inside = false;           // a thread is in a function of its class
-    bool busy = false;             // a call was begun and not answered
+    int inside = 0;                // threads that are in functions of its class, or about to be
+    int busy = 0;                  // calls that were begun and not answered
     bool broken = false;
     bool ended = false;
   };
@@ -232,11 +232,12 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     return true;
   }
 
-  void Save(uint64_t number) {
+  void Save(uint64_t number, bool again) {
     MutexLock lock(&mutex_);
     const auto it = actors_.find(number);
     if (it == actors_.end()) return;
     it->second->saves = true;
+    it->second->changed |= again;
     Schedule(it->second);
   }
 
@@ -300,6 +301,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       Reply reply;
       {
         MutexLock lock(&mutex_);
+        Disarm(*work);  // its time cannot be over any more
         reply = std::exchange(work->reply, nullptr);
       }
       if (reply) reply(status, result);
@@ -308,7 +310,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       MutexLock lock(&mutex_);
       Disarm(*work);
       Actor& actor = *work->actor;
-      actor.busy = false;
+      --actor.busy;
       --begun_;
       ++answered_;
       if (crashed) actor.broken = true;
@@ -351,6 +353,15 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   }
   static bool SavesNow(const Actor& actor) {
     return actor.options.keep && actor.saves && actor.changed && actor.self != nullptr;
+  }
+
+  // Whether one more thread has something to do with it, beside those that are `inside`.
+  static bool HasTurn(const Actor& actor, int inside) {
+    const bool alone = inside == 0 && actor.busy == 0;
+    if (actor.ended || actor.broken || SavesNow(actor)) return alone;
+    if (actor.mailbox.empty()) return false;
+    if (actor.self == nullptr) return alone;  // it is to be made
+    return inside < actor.options.concurrency && actor.busy < actor.options.concurrency;
   }
 
   static absl::Status NoClass(absl::string_view type) {
@@ -435,8 +446,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   }
 
   void Schedule(const std::shared_ptr<Actor>& actor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (actor->scheduled || actor->inside || actor->busy) return;
-    if (actor->mailbox.empty() && !actor->broken && !actor->ended && !SavesNow(*actor)) return;
+    if (actor->scheduled || !HasTurn(*actor, /*inside=*/actor->inside)) return;
     actor->scheduled = true;
     ready_.push_back(actor);
     WakeOne();
@@ -496,7 +506,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
           actor = std::move(ready_.front());
           ready_.pop_front();
           actor->scheduled = false;
-          actor->inside = true;
+          ++actor->inside;
         }
       }
       if (actor == nullptr && !task && look == nullptr) {
@@ -516,7 +526,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       } else {
         RunOne(actor);
         MutexLock lock(&mutex_);
-        actor->inside = false;
+        --actor->inside;
         Schedule(actor);
       }
       while (!later.empty()) {
@@ -545,18 +555,20 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       bool ended = false, broken = false, saves = false;
       {
         MutexLock lock(&mutex_);
-        if (actor->busy) return;  // it answers later
+        if (!HasTurn(*actor, actor->inside - 1)) return;
         ended = actor->ended;
         broken = std::exchange(actor->broken, false);
         saves = !ended && !broken && SavesNow(*actor);
         if (saves) {
           actor->changed = actor->saves = false;
         } else if (!ended && !broken) {
-          if (actor->mailbox.empty()) return;
           work = Take(*actor, actor->mailbox.begin());
           work->begun = true;
-          actor->busy = work->method >= 0;
-          if (actor->busy) ++begun_;
+          if (work->method >= 0) {
+            ++actor->busy;
+            ++begun_;
+          }
+          if (actor->options.concurrency > 1) Schedule(actor);
         }
       }
       if (ended) return Destroy(*actor);
@@ -743,7 +755,7 @@ bool Host::CallIfRoom(const ActorAddress& address, int method, std::string& argu
                       Reply& reply) {
   return core_->CallIfRoom(address, method, arguments, timeout, reply);
 }
-void Host::Save(uint64_t number) { core_->Save(number); }
+void Host::Save(uint64_t number, bool again) { core_->Save(number, again); }
 bool Host::Constant(uint64_t number, int method) const { return core_->Constant(number, method); }
 absl::Status Host::MayKeep(absl::string_view type) const { return core_->MayKeep(type); }
 void Host::SetLookAround(LookAround look) { core_->SetLookAround(std::move(look)); }

@@ -1,8 +1,9 @@
 // Host runs actors: objects to which calls come one at a time.
 //
 // A call waits in the mailbox of its actor, which is bounded in calls and bytes, and has a deadline. Threads
-// of the host take the actors that have work in turn. An actor has one thread of control: it begins no other
-// call until the one before has been answered, which may be after its function has returned. Calls that one
+// of the host take the actors that have work in turn. An actor has one thread of control unless its spawn
+// says otherwise: it begins no other call until the one before has been answered, which may be after its
+// function has returned. Calls that one
 // thread makes to one actor run in that order. What each call came to its caller hears once.
 //
 // Thread-safe. Spawn, Call and End never block; functions of classes and callers are called without locks,
@@ -55,8 +56,14 @@ struct ActorAddress {
 struct ActorRef {
   uint64_t owner_high = 0, owner_low = 0;
   uint64_t id = 0;
-  uint64_t kept = 0;  // 1: the owner keeps its state
-  ActorAddress at;    // where it was when this was written
+  enum Flag : uint64_t {
+    kKept = 1,      // the owner keeps its state
+    kDetached = 2,  // when the owner is lost another process owns it
+  };
+  uint64_t flags = 0;
+  ActorAddress at;  // where it was when this was written
+  bool kept() const { return (flags & kKept) != 0; }
+  bool detached() const { return (flags & kDetached) != 0; }
   bool operator==(const ActorRef&) const = default;
   std::string Pack() const;
   static absl::StatusOr<ActorRef> Parse(absl::string_view bytes);
@@ -91,7 +98,10 @@ struct SpawnOptions {
   bool keep =
       false;  // its state outlives its process, and it goes back to the newest that was saved when it throws
   std::optional<std::string> state;  // that it had elsewhere
+  // So many calls of it are begun and not answered at a time, on as many threads; above 1 it is not kept.
+  int concurrency = 1;
 };
+inline constexpr int kConcurrencyMax = 1024;
 inline constexpr absl::Duration kRestartWindow = absl::Hours(1);
 
 using Reply = absl::AnyInvocable<void(const absl::Status&, absl::string_view)>;
@@ -122,7 +132,8 @@ class Host {
                   Reply& reply);
   void End(const ActorAddress& address, absl::string_view reason);
   // The state of before is kept: when there has been a change since, another one is saved (on_saved).
-  void Save(uint64_t number);
+  // `again`: whatever was saved before is lost.
+  void Save(uint64_t number, bool again = false);
   // The method changes nothing. False: there is no such actor.
   bool Constant(uint64_t number, int method) const;
   // kInvalidArgument: actors of this class cannot be kept.

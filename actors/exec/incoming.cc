@@ -149,16 +149,27 @@ void IncomingCalls::Done(const CallerId& caller, uint64_t actor, uint64_t number
 
 // ---- actors whose state is kept
 
-void IncomingCalls::Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record) {
+void IncomingCalls::Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record,
+                         bool detached) {
   KeptActor& kept = kept_[actor];
   kept.owner = owner;
   kept.id = id;
+  kept.detached = detached;
   kept.version = record.version;
   CallLedger ledger(callers_max_, record.callers);
   for (const CallerRecord& one : record.callers) {
     if (dead_.contains(one.caller)) ledger.Forget(one.caller);
   }
   ledgers_.insert_or_assign(actor, std::move(ledger));
+}
+
+void IncomingCalls::KeptBy(uint64_t actor, const CallerId& owner, uint64_t id) {
+  const auto it = kept_.find(actor);
+  if (it == kept_.end()) return;
+  it->second.owner = owner;
+  it->second.id = id;
+  if (it->second.record.empty()) return functions_.save(actor, /*again=*/true);
+  functions_.keep(actor, owner, id, it->second.record);
 }
 
 // All answers that came before the state are in it.
@@ -186,6 +197,7 @@ void IncomingCalls::Kept(uint64_t actor, const absl::Status& status) {
   const auto it = kept_.find(actor);
   if (it == kept_.end() || it->second.record.empty()) return;
   KeptActor& kept = it->second;
+  if (absl::IsUnavailable(status) && kept.detached) return;  // KeptBy
   if (absl::IsNotFound(status) || absl::IsUnavailable(status))
     return functions_.end(actor, absl::StrCat("its owner does not keep it: ", status.message()));
   if (!status.ok()) return functions_.keep(actor, kept.owner, kept.id, kept.record);
@@ -193,7 +205,7 @@ void IncomingCalls::Kept(uint64_t actor, const absl::Status& status) {
   SendHeld(actor, kept.saved);
   kept.saving = false;
   if (!kept.changed) SendHeld(actor, kept.held);  // all that they saw is kept
-  functions_.save(actor);
+  functions_.save(actor, /*again=*/false);
 }
 
 void IncomingCalls::Undone(uint64_t actor) {

@@ -45,7 +45,8 @@ class IncomingCalls {
     std::function<Reply(const CallerId& caller, uint64_t actor, uint64_t number, bool changes)> reply;
     std::function<bool(uint64_t actor, int method)> constant;
     // What an actor has saved is kept: its next state, behind a change, is brought to Saved.
-    std::function<void(uint64_t actor)> save;
+    // `again`: whatever it has saved is kept by nobody any more.
+    std::function<void(uint64_t actor, bool again)> save;
     // Brings a KeptRecord to the owner, whose word is brought to Kept.
     std::function<void(uint64_t actor, const CallerId& owner, uint64_t id, const std::string& record)> keep;
     // The state of an actor cannot be kept.
@@ -61,7 +62,10 @@ class IncomingCalls {
 
   // From now on, and before anybody knows of the actor: its owner, which has the number `id` for it, keeps
   // it, and `record` is what it had elsewhere.
-  void Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record);
+  // `detached`: when that owner is lost another one comes, and nothing is kept until then.
+  void Keep(uint64_t actor, const CallerId& owner, uint64_t id, const KeptRecord& record, bool detached);
+  // Another process owns it from now on, and has nothing of it yet.
+  void KeptBy(uint64_t actor, const CallerId& owner, uint64_t id);
   void Saved(uint64_t actor, const absl::Status& status, absl::string_view state);
   // NotFound, Unavailable: nobody keeps it any more, and it ends. Other errors: the owner is asked again.
   void Kept(uint64_t actor, const absl::Status& status);
@@ -97,6 +101,7 @@ class IncomingCalls {
   struct KeptActor {
     CallerId owner;
     uint64_t id = 0, version = 0;
+    bool detached = false;
     bool saving = false;
     bool changed = false;     // since the newest save
     std::vector<Held> held;   // answers since then

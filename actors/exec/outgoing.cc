@@ -94,7 +94,7 @@ void OutgoingCalls::Acknowledge(Instant now, std::string* message) {
     if (it->second.window.size() > 0 || !it->second.waiting.empty()) continue;
     AppendFrame(AcknowledgeFrame{number, it->second.window.last()}, message);
     // Where a kept actor is made anew its ledger goes on with the numbers of this one.
-    if (it->second.ref && it->second.ref->kept != 0) continue;
+    if (it->second.ref && it->second.ref->kept()) continue;
     if (!it->second.queued.empty()) continue;
     if (it->second.paused_until) paused_.erase({*it->second.paused_until, number});
     idle_[number] = it->second.window.last();
@@ -280,7 +280,7 @@ void OutgoingCalls::Gone(absl::string_view why, HeardReplies& heard, std::vector
         }
       }
     };
-    if (actor.ref && actor.ref->kept != 0) {
+    if (actor.ref && actor.ref->kept()) {
       const ActorRef ref = *actor.ref;
       moved.push_back({ref, number, std::move(actor)});
       go_on();

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMakingAtOnce = 256;
 constexpr size_t kEndingsKept = 1024;  // why actors ended
-constexpr size_t kAskedMax = 16'384;   // who asks where one actor is
+constexpr size_t kAskedMax = 16'384;   // who asks where one actor is, or when it ends
 constexpr absl::Duration kMakeWithin = absl::Minutes(1);
 
 }  // namespace
@@ -30,9 +30,8 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       MutexLock lock(&mutex_);
       on = Pick(spec.placement);
       if (on.ok()) {
-        id = ++last_;
+        id = spec.id = ++last_;
         Owned& owned = owned_[id];
-        spec.id = id;
         owned.spec = spec;
         owned.on = *on;
         owned.spawner = std::move(reply);
@@ -47,16 +46,52 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
 
   void End(uint64_t id, const std::string& reason) {
     std::optional<ActorAddress> at;
-    std::vector<Reply> asked;
+    Told told;
     {
       MutexLock lock(&mutex_);
       const auto it = owned_.find(id);
       if (it == owned_.end()) return;
       if (it->second.made) at = it->second.at;
-      asked = Forget(it, reason);
+      told = Forget(it, reason, /*by_owner=*/true);
     }
     if (at) functions_.end(*at, reason);
-    for (Reply& one : asked) one(Ended(reason), {});
+    told.Tell();
+  }
+
+  uint64_t Adopt(Spec spec, const ActorAddress& at) {
+    MutexLock lock(&mutex_);
+    const uint64_t id = spec.id = ++last_;
+    Owned& owned = owned_[id];
+    owned.spec = std::move(spec);
+    owned.at = at;
+    owned.on = {at.host_high, at.host_low};
+    owned.made = true;
+    Count(owned.spec.placement, owned.on, 1);
+    return id;
+  }
+
+  void Watch(uint64_t id, Reply reply) {
+    absl::Status status;
+    std::string why;
+    {
+      MutexLock lock(&mutex_);
+      const auto it = owned_.find(id);
+      const auto ended = endings_.find(id);
+      if (it != owned_.end() && !closed_ && it->second.watch.size() < kAskedMax) {
+        it->second.watch.push_back(std::move(reply));
+        return;
+      }
+      if (it != owned_.end()) {
+        status = closed_ ? Closed() : absl::ResourceExhaustedError("too many wait for the end of the actor");
+      } else if (ended == endings_.end()) {
+        status = Ended("its owner does not know it");
+      } else if (ended->second.by_owner) {
+        status = absl::CancelledError(ended->second.reason);
+      } else {
+        why = ended->second.reason;
+      }
+    }
+    reply(status, why);
   }
 
   void Locate(uint64_t id, const ActorAddress& not_at, Reply reply) {
@@ -67,7 +102,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       const auto it = owned_.find(id);
       if (it == owned_.end()) {
         const auto why = endings_.find(id);
-        status = Ended(why == endings_.end() ? "its owner does not know it" : why->second);
+        status = Ended(why == endings_.end() ? "its owner does not know it" : why->second.reason);
       } else if (it->second.made && it->second.at != not_at) {
         at = it->second.at.Pack();
       } else if (closed_) {
@@ -91,22 +126,23 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
   }
 
   void EndedBy(uint64_t id, const CallerId& from, const std::string& reason) {
-    std::vector<Reply> asked;
+    Told told;
     {
       MutexLock lock(&mutex_);
       const auto it = owned_.find(id);
       if (it == owned_.end() || !it->second.made || it->second.on != from) return;
-      asked = Forget(it, reason);
+      told = Forget(it, reason);
     }
-    for (Reply& one : asked) one(Ended(reason), {});
+    told.Tell();
   }
 
   void ProcessLost(const CallerId& process) {
-    std::vector<std::pair<absl::Status, std::vector<Reply>>> told;
+    std::vector<Told> told;
     {
       MutexLock lock(&mutex_);
       gone_.insert(process);
       on_.erase(process);
+      for (auto& [group, on] : apart_) on.erase(process);
       std::vector<uint64_t> lost;
       for (const auto& [id, owned] : owned_) {
         if (owned.made && owned.on == process) lost.push_back(id);
@@ -118,13 +154,11 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         if (reason.empty()) {
           to_make_.push_back(id);
         } else {
-          told.emplace_back(Ended(reason), Forget(it, reason));
+          told.push_back(Forget(it, reason));
         }
       }
     }
-    for (auto& [status, asked] : told) {
-      for (Reply& one : asked) one(status, {});
-    }
+    for (Told& one : told) one.Tell();
     MakeSome();
   }
 
@@ -135,11 +169,13 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       closed_ = true;
       to_make_.clear();
       for (auto& [id, owned] : owned_) {
-        for (Reply& one : std::exchange(owned.asked, {})) waiting.push_back(std::move(one));
+        for (std::vector<Reply>* list : {&owned.asked, &owned.watch}) {
+          for (Reply& one : std::exchange(*list, {})) waiting.push_back(std::move(one));
+        }
         if (owned.spawner) waiting.push_back(std::exchange(owned.spawner, nullptr));
       }
     }
-    for (Reply& one : waiting) one(absl::CancelledError("the cluster of this process is closed"), {});
+    for (Reply& one : waiting) one(Closed(), {});
   }
 
   absl::StatusOr<ActorAddress> WhereLast(uint64_t id) const {
@@ -159,24 +195,51 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     return absl::NotFoundError(absl::StrCat("the actor is no more: ", reason));
   }
 
+  static absl::Status Closed() { return absl::CancelledError("the cluster of this process is closed"); }
+
+  using Counts = std::map<CallerId, size_t>;
   absl::StatusOr<CallerId> Pick(const Placement& placement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    absl::StatusOr<CallerId> on = functions_.pick(placement, on_);
-    if (on.ok()) ++on_[*on];
+    absl::StatusOr<CallerId> on =
+        functions_.pick(placement, placement.apart > 0 ? apart_[placement.apart] : on_);
+    if (on.ok()) Count(placement, *on, 1);
     return on;
   }
-  void Leave(const CallerId& process) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto it = on_.find(process);
-    if (it != on_.end() && --it->second == 0) on_.erase(it);
+  static void Add(Counts& counts, const CallerId& process, int by) {
+    const auto it = counts.try_emplace(process).first;
+    if (by < 0 && it->second > 0) --it->second;
+    if (by > 0) ++it->second;
+    if (it->second == 0) counts.erase(it);
+  }
+  void Count(const Placement& placement, const CallerId& process, int by)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (by > 0 || on_.contains(process)) Add(on_, process, by);
+    if (placement.apart == 0) return;
+    const auto group = apart_.try_emplace(placement.apart).first;
+    Add(group->second, process, by);
+    if (by < 0 && group->second.empty()) apart_.erase(group);
+  }
+  void Leave(const Owned& owned) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Count(owned.spec.placement, owned.on, -1);
   }
 
-  std::vector<Reply> Forget(std::map<uint64_t, Owned>::iterator it, const std::string& reason)
+  // Who waits for something of an actor that is no more.
+  struct Told {
+    std::vector<Reply> asked, watch;
+    std::string reason;
+    bool by_owner = false;
+    void Tell() {
+      for (Reply& one : asked) one(Ended(reason), {});
+      for (Reply& one : watch) one(by_owner ? absl::CancelledError(reason) : absl::OkStatus(), reason);
+    }
+  };
+  Told Forget(std::map<uint64_t, Owned>::iterator it, const std::string& reason, bool by_owner = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    std::vector<Reply> asked = std::move(it->second.asked);
-    Leave(it->second.on);
-    endings_[it->first] = reason;
+    Told told{std::move(it->second.asked), std::move(it->second.watch), reason, by_owner};
+    Leave(it->second);
+    endings_[it->first] = {reason, by_owner};
     if (endings_.size() > kEndingsKept) endings_.erase(endings_.begin());
     owned_.erase(it);
-    return asked;
+    return told;
   }
 
   // Why it ends; empty: it is made anew.
@@ -218,7 +281,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         again = reason.empty() && (!it->second.spawner || clock_.Now() < it->second.deadline);
         if (status.ok()) settled = absl::UnavailableError(reason.empty() ? "its process was lost" : reason);
         if (again) {
-          Leave(it->second.on);
+          Leave(it->second);
           to_make_.push_back(id);
         }
       }
@@ -232,6 +295,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     absl::StatusOr<ActorAddress> at = ActorAddress::Parse(result);
     if (status.ok()) status = at.status();
     std::vector<Reply> asked;
+    Told told;
     Reply spawner;
     ActorRef ref;
     bool over = false;
@@ -241,19 +305,22 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       over = it == owned_.end();
       if (!over) {
         spawner = std::exchange(it->second.spawner, nullptr);
-        ref.kept = it->second.spec.options.keep ? 1 : 0;
+        if (it->second.spec.options.keep) ref.flags |= ActorRef::kKept;
+        if (!it->second.spec.name.empty()) ref.flags |= ActorRef::kDetached;
       }
       if (!over && status.ok()) {
         it->second.at = *at;
         it->second.made = true;
         asked = std::exchange(it->second.asked, {});
       } else if (!over) {
-        asked = Forget(it, std::string(status.message()));
+        told = Forget(it, std::string(status.message()));
+        asked = std::exchange(told.asked, {});  // they hear the status itself
       }
       over = over && !closed_;
     }
     if (over && status.ok()) functions_.end(*at, "its owner let it go as it was made");
     for (Reply& one : asked) one(status, status.ok() ? result : "");
+    told.Tell();
     if (!spawner) return;
     if (!status.ok()) return spawner(status, "");
     ref.owner_high = self_.high;
@@ -263,13 +330,22 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     spawner(status, ref.Pack());
   }
 
+  absl::StatusOr<CallerId> PickAgain(const Spec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    absl::StatusOr<CallerId> on = Pick(spec.placement);
+    // A kept one goes to another process than its owner's while there is one.
+    const bool home = on.ok() && *on == self_ && spec.options.keep && spec.placement.spread != Spread::kHere;
+    if (home) Count(spec.placement, self_, -1);
+    if (!home && (on.ok() || !spec.placement.rank)) return on;
+    return Pick({Spread::kProcesses, {}, spec.placement.apart, spec.placement.away});
+  }
+
   // Those whose process was lost, a few at a time.
   void MakeSome() {
     for (;;) {
       uint64_t id = 0;
       Spec spec;
       absl::StatusOr<CallerId> on;
-      std::vector<Reply> asked;
+      Told told;
       Reply spawner;
       absl::Duration timeout = kMakeWithin;
       {
@@ -279,13 +355,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         to_make_.pop_front();
         const auto it = owned_.find(id);
         if (it == owned_.end()) continue;
-        on = Pick(it->second.spec.placement);
-        // A kept one goes to another process than its owner's while there is one.
-        const bool home = on.ok() && *on == self_ && it->second.spec.options.keep &&
-                          it->second.spec.placement.spread != Spread::kHere;
-        if (home) Leave(self_);
-        if ((!on.ok() || home) && (home || it->second.spec.placement.rank))
-          on = Pick({Spread::kProcesses, {}});
+        on = PickAgain(it->second.spec);
         if (on.ok()) {
           ++making_;
           it->second.on = *on;
@@ -293,10 +363,10 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
           if (it->second.spawner) timeout = it->second.deadline - clock_.Now();
         } else {
           spawner = std::exchange(it->second.spawner, nullptr);
-          asked = Forget(it, std::string(on.status().message()));
+          told = Forget(it, std::string(on.status().message()));
         }
       }
-      for (Reply& one : asked) one(Ended(on.status().message()), {});
+      told.Tell();
       if (spawner) spawner(on.status(), {});
       if (!on.ok()) continue;
       Start(id, *on, spec, timeout, /*counted=*/true);
@@ -308,8 +378,13 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
   const Clock& clock_;
   mutable Mutex mutex_;
   std::map<uint64_t, Owned> owned_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, std::string> endings_ ABSL_GUARDED_BY(mutex_);
-  std::map<CallerId, size_t> on_ ABSL_GUARDED_BY(mutex_);  // how many each process has
+  struct Ending {
+    std::string reason;
+    bool by_owner = false;
+  };
+  std::map<uint64_t, Ending> endings_ ABSL_GUARDED_BY(mutex_);
+  Counts on_ ABSL_GUARDED_BY(mutex_);                         // how many each process has
+  std::map<uint64_t, Counts> apart_ ABSL_GUARDED_BY(mutex_);  // of those that are to be apart, by group
   std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> to_make_ ABSL_GUARDED_BY(mutex_);
   size_t making_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -334,6 +409,8 @@ void OwnedActors::EndedBy(uint64_t id, const CallerId& from, const std::string& 
 }
 void OwnedActors::ProcessLost(const CallerId& process) { core_->ProcessLost(process); }
 void OwnedActors::Close() { core_->Close(); }
+uint64_t OwnedActors::Adopt(Spec spec, const ActorAddress& at) { return core_->Adopt(std::move(spec), at); }
+void OwnedActors::Watch(uint64_t id, Reply reply) { core_->Watch(id, std::move(reply)); }
 absl::StatusOr<ActorAddress> OwnedActors::WhereLast(uint64_t id) const { return core_->WhereLast(id); }
 size_t OwnedActors::size() const { return core_->size(); }
 

@@ -33,6 +33,10 @@ namespace gtrain::actors {
 struct Placement {
   Spread spread = Spread::kProcesses;
   std::optional<int> rank;  // instead of it; any other process once that one is lost
+  // Above 0: of the actors of this group no two are in one process, or on one machine where the spread is
+  // kNodes; also of those that are made anew.
+  uint64_t apart = 0;
+  bool away = false;  // not in its owner's process where there is another one
 };
 
 class OwnedActors {
@@ -41,6 +45,7 @@ class OwnedActors {
     std::string type;
     SpawnOptions options;
     Placement placement;
+    std::string name;  // of a detached actor, which outlives this process; empty: it is none
     std::string arguments;
     uint64_t id = 0;     // this process has this number for it, and keeps its state if the options say so
     std::string record;  // a KeptRecord; empty: there is none yet
@@ -67,6 +72,12 @@ class OwnedActors {
   // The newest state of an actor and the calls that are in it, from the process that has it. NotFound: it is
   // no more, or elsewhere.
   absl::Status Keep(uint64_t id, const CallerId& from, absl::string_view record);
+  // It is in a process already, and its owner is lost: from now on it is this process's. The number that it
+  // has here.
+  uint64_t Adopt(Spec spec, const ActorAddress& at);
+  // The reply comes when the actor has ended by itself, with the reason. Cancelled: its owner has let it go,
+  // or owns nothing any more. NotFound: it is no more, and nobody knows why.
+  void Watch(uint64_t id, Reply reply);
   // The process that has it says that it has ended.
   void EndedBy(uint64_t id, const CallerId& from, const std::string& reason);
   // A process is no more, and so are the actors that it had.
@@ -83,7 +94,7 @@ class OwnedActors {
     CallerId on;  // where it is, or is being made
     bool made = false;
     std::vector<Instant> losses;  // within kRestartWindow
-    std::vector<Reply> asked;
+    std::vector<Reply> asked, watch;
     Reply spawner;  // who has not heard of it yet, until `deadline`
     Instant deadline;
   };

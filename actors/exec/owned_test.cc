@@ -46,7 +46,7 @@ class OwnedTest : public ::testing::Test {
       ref = *ActorRef::Parse(result);
     });
     Make(number);
-    EXPECT_EQ(ref.kept, keep ? 1u : 0u);
+    EXPECT_EQ(ref.kept(), keep ? 1u : 0u);
     return ref.id;
   }
   Reply Taker() {

@@ -59,7 +59,8 @@ struct Peers::Inbox {
     uint64_t actor = 0;
     CallerId owner;
     uint64_t id = 0;
-    KeptRecord record;
+    std::optional<KeptRecord> record;  // none: another process owns it now
+    bool detached = false;
   };
   struct Content {
     std::vector<NewCall> calls;
@@ -251,7 +252,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
       return Inbox::Bring(inbox_, {Inbox::Answer::What::kDone, caller, actor, number, changes, {}, {}});
     };
     functions.constant = [this](uint64_t actor, int method) { return host_->Constant(actor, method); };
-    functions.save = [this](uint64_t actor) { host_->Save(actor); };
+    functions.save = [this](uint64_t actor, bool again) { host_->Save(actor, again); };
     functions.keep = [this](uint64_t actor, const CallerId& owner, uint64_t id, const std::string& record) {
       options_.keep(owner, id, record,
                     Inbox::Bring(inbox_, {Inbox::Answer::What::kKept, {}, actor, 0, false, {}, {}}));
@@ -433,8 +434,13 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
       if (waited.moved) Move(*std::move(waited.moved), *at);
       for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
     }
-    for (const Inbox::NewKept& kept : content.kept)
-      incoming_.Keep(kept.actor, kept.owner, kept.id, kept.record);
+    for (const Inbox::NewKept& kept : content.kept) {
+      if (kept.record) {
+        incoming_.Keep(kept.actor, kept.owner, kept.id, *kept.record, kept.detached);
+      } else {
+        incoming_.KeptBy(kept.actor, kept.owner, kept.id);
+      }
+    }
     for (const Inbox::Answer& answer : content.answers) OnAnswer(answer);
   }
 
@@ -478,7 +484,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
     if (!at) return;
     const CallerId process{at->host_high, at->host_low};
     call.actor = at->number;
-    if (process == options_.self && call.ref->kept == 0) {
+    if (process == options_.self && !call.ref->kept()) {
       host_->Call(*at, static_cast<int>(call.method), std::move(call.arguments), call.deadline - clock_.Now(),
                   std::move(call.reply));
       return;
@@ -848,10 +854,13 @@ void Peers::Add(const CallerId& process, OutgoingCalls::Call call, absl::Duratio
 
 uint64_t Peers::answered() const { return loop_->answered(); }
 
-void Peers::Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord record) {
+void Peers::Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord record, bool detached) {
   inbox_->Add([&](Inbox::Content& content) {
-    content.kept.push_back({actor, owner, id, std::move(record)});
+    content.kept.push_back({actor, owner, id, std::move(record), detached});
   });
+}
+void Peers::KeptBy(uint64_t actor, const CallerId& owner, uint64_t id) {
+  inbox_->Add([&](Inbox::Content& content) { content.kept.push_back({actor, owner, id, std::nullopt}); });
 }
 
 std::function<void(uint64_t)> Peers::OnEnd() const {

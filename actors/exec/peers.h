@@ -87,7 +87,9 @@ class Peers {
   uint64_t answered() const;
   // An actor of this process has been made whose state is kept (IncomingCalls has it). Before its address is
   // told.
-  void Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord record);
+  void Keep(uint64_t actor, const CallerId& owner, uint64_t id, KeptRecord record, bool detached);
+  // IncomingCalls::KeptBy.
+  void KeptBy(uint64_t actor, const CallerId& owner, uint64_t id);
   // The state of a kept actor of this process is there.
   std::function<void(uint64_t actor, const absl::Status& status, const std::string& state)> OnSaved() const;
   // An actor of this process is no more; or has thrown and the state of before again.

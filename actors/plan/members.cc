@@ -1,11 +1,11 @@
 #include "actors/plan/members.h"
 
-#include <cstring>
-
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "actors/plan/bytes.h"
 #include "actors/plan/frames.h"
+#include "actors/plan/placement.h"
 
 namespace gtrain::actors {
 namespace {
@@ -14,35 +14,6 @@ constexpr absl::string_view kVersion = "gtrain-actors-1";
 constexpr size_t kNameBytesMax = 255, kSignatureBytesMax = 64 << 10;
 
 absl::Status Malformed(absl::string_view what) { return absl::InvalidArgumentError(what); }
-
-void PutText(absl::string_view text, std::string* to) {
-  const auto size = static_cast<uint32_t>(text.size());
-  to->append(reinterpret_cast<const char*>(&size), sizeof(size));
-  to->append(text.data(), text.size());
-}
-
-template <typename T>
-void PutNumber(T value, std::string* to) {
-  to->append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-template <typename T>
-bool TakeNumber(absl::string_view* from, T* value) {
-  if (from->size() < sizeof(T)) return false;
-  std::memcpy(value, from->data(), sizeof(T));
-  from->remove_prefix(sizeof(T));
-  return true;
-}
-
-bool TakeText(absl::string_view* from, size_t most, absl::string_view* text) {
-  uint32_t size = 0;
-  if (from->size() < sizeof(size)) return false;
-  std::memcpy(&size, from->data(), sizeof(size));
-  from->remove_prefix(sizeof(size));
-  if (size > most || size > from->size()) return false;
-  *text = from->substr(0, size);
-  from->remove_prefix(size);
-  return true;
-}
 
 }  // namespace
 
@@ -85,8 +56,12 @@ std::string PrintSpawn(const SpawnRequest& request) {
   PutText(request.type, &bytes);
   PutText(request.signature, &bytes);
   PutNumber(request.restarts, &bytes);
+  PutNumber(request.concurrency, &bytes);
   PutNumber(request.id, &bytes);
   PutNumber(request.kept, &bytes);
+  PutText(request.name, &bytes);
+  PutNumber(request.spread, &bytes);
+  PutNumber(request.rank, &bytes);
   PutText(request.record, &bytes);
   bytes.append(request.arguments.data(), request.arguments.size());
   return bytes;
@@ -96,12 +71,44 @@ absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
   SpawnRequest request;
   if (!TakeText(&bytes, kNameBytesMax, &request.type) ||
       !TakeText(&bytes, kSignatureBytesMax, &request.signature) || !TakeNumber(&bytes, &request.restarts) ||
-      !TakeNumber(&bytes, &request.id) || !TakeNumber(&bytes, &request.kept) ||
+      !TakeNumber(&bytes, &request.concurrency) || !TakeNumber(&bytes, &request.id) ||
+      !TakeNumber(&bytes, &request.kept) || !TakeText(&bytes, kNameBytesMax, &request.name) ||
+      !TakeNumber(&bytes, &request.spread) || !TakeNumber(&bytes, &request.rank) ||
       !TakeText(&bytes, kCallBytesMax, &request.record))
     return Malformed("what is to be spawned ends too early");
   if (request.kept > 1) return Malformed("kept more than once");
   if (request.restarts < 0) return Malformed("fewer than no restarts");
+  if (request.concurrency < 1 || (request.concurrency > 1 && request.kept != 0))
+    return Malformed("no call at a time, or several of a kept actor");
+  if (request.spread > kSpreadMax) return Malformed("it is to be made at no known place");
   request.arguments = bytes;
+  return request;
+}
+
+std::string PrintAdopt(const AdoptRequest& request) {
+  std::string bytes;
+  PutNumber(static_cast<uint32_t>(request.names.size()), &bytes);
+  for (const OwnedName& name : request.names) {
+    for (const uint64_t number : {name.owner.high, name.owner.low, name.id}) PutNumber(number, &bytes);
+  }
+  PutNumber(request.number, &bytes);
+  bytes.append(request.spawn.data(), request.spawn.size());
+  return bytes;
+}
+
+absl::StatusOr<AdoptRequest> ParseAdopt(absl::string_view bytes) {
+  AdoptRequest request;
+  uint32_t names = 0;
+  if (!TakeNumber(&bytes, &names) || names == 0 || names > kAdoptionsMax)
+    return Malformed("a detached actor has no name, or too many");
+  request.names.resize(names);
+  for (OwnedName& name : request.names) {
+    for (uint64_t* number : {&name.owner.high, &name.owner.low, &name.id}) {
+      if (!TakeNumber(&bytes, number)) return Malformed("what is to be adopted ends too early");
+    }
+  }
+  if (!TakeNumber(&bytes, &request.number)) return Malformed("what is to be adopted ends too early");
+  request.spawn = bytes;
   return request;
 }
 

@@ -28,28 +28,58 @@ size_t DriverOf(const std::vector<Introduction>& all);
 
 // Methods of the process itself, which is actor 0.
 enum class Control : uint32_t {
-  kSpawn = 0,   // a SpawnRequest; the answer is the address of the actor
-  kEnd = 1,     // an EndRequest
-  kFinish = 2,  // the driver has ended, and so does this process
-  kLocate = 3,  // of the owner: a LocateRequest; the answer is an address
-  kKeep = 4,    // of the owner: an OwnedReport with a KeptRecord
-  kEnded = 5,   // of the owner: an OwnedReport of an actor that has ended by itself, and why
-  kName = 6,    // of who keeps the names: a NameRequest
-  kFind = 7,    // likewise: a FindRequest; the answer is a reference
+  kSpawn = 0,    // a SpawnRequest; the answer is the address of the actor
+  kEnd = 1,      // an EndRequest
+  kFinish = 2,   // the driver has ended, and so does this process
+  kLocate = 3,   // of the owner: a LocateRequest; the answer is an address
+  kKeep = 4,     // of the owner: an OwnedReport with a KeptRecord
+  kEnded = 5,    // of the owner: an OwnedReport of an actor that has ended by itself, and why
+  kName = 6,     // of who keeps the names: a NameRequest
+  kFind = 7,     // likewise: a FindRequest; the answer is a reference
+  kPart = 8,     // of the owner of an object: a PartRequest; the answer is those bytes
+  kDetach = 10,  // of who keeps the names: a SpawnRequest with a name; the answer is a reference
+  kAdopt =
+      11,  // likewise, of a detached actor whose owner is lost: an AdoptRequest; the answer is its number
+  kRelease = 12,  // of the owner of a detached actor: a reference; it is to end
+  kCopy = 9,      // of who has the copies of its machine: an ObjectRef; the answer is that of a copy there
+};
+
+// What references call an actor: its owner, and the number that it has there.
+struct OwnedName {
+  CallerId owner;
+  uint64_t id = 0;
+  auto operator<=>(const OwnedName&) const = default;
 };
 
 struct SpawnRequest {
   absl::string_view type, signature;
   int32_t restarts = 0;
+  int32_t concurrency = 1;
   uint64_t id = 0;   // the owner's number of it
   uint8_t kept = 0;  // 1: the owner keeps its state
   absl::string_view
       record;  // that the owner has of it: a KeptRecord; empty: it is made of its arguments alone
+  // Of a detached actor: its name, and where it is made anew. Empty: it is none.
+  absl::string_view name;
+  uint8_t spread = 0;
+  int32_t rank = -1;
   absl::string_view arguments;
 };
 std::string PrintSpawn(const SpawnRequest& request);
 // Views into `bytes`.
 absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes);
+
+// A detached actor that lives, and whose owner does not.
+struct AdoptRequest {
+  std::vector<OwnedName>
+      names;                // that references to it have, the newest first; its first is the lost owner's
+  uint64_t number = 0;      // at the process that has it, which says this
+  absl::string_view spawn;  // a SpawnRequest
+};
+inline constexpr size_t kAdoptionsMax = 64;  // names of one actor; then the oldest references find it no more
+std::string PrintAdopt(const AdoptRequest& request);
+// Views into `bytes`.
+absl::StatusOr<AdoptRequest> ParseAdopt(absl::string_view bytes);
 
 // What the owner of an actor keeps of it: its state, and which calls are in it.
 inline constexpr size_t kRecordBytesMax = size_t{40} << 20;    // printed

@@ -1,6 +1,7 @@
 #include "actors/plan/members.h"
 
-#include <gtest/gtest.h>
+#include "actors/plan/placement.h"
+#include "gtest/gtest.h"
 
 namespace gtrain::actors {
 namespace {
@@ -31,8 +32,13 @@ TEST(Driver, IsWhoDroveBeforeElseTheFirst) {
 }
 
 TEST(Spawn, IsReadAsItWasWritten) {
-  const std::string bytes =
-      PrintSpawn({"Class", "(); F() -> void", 3, 7, 1, "record", absl::string_view("a\0b", 3)});
+  SpawnRequest request{.type = "Class", .signature = "(); F() -> void", .restarts = 3, .id = 7, .kept = 1};
+  request.record = "record";
+  request.name = "ps";
+  request.spread = 2;
+  request.rank = 5;
+  request.arguments = absl::string_view("a\0b", 3);
+  const std::string bytes = PrintSpawn(request);
   const auto read = ParseSpawn(bytes);
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read->type, "Class");
@@ -41,9 +47,34 @@ TEST(Spawn, IsReadAsItWasWritten) {
   EXPECT_EQ(read->id, 7u);
   EXPECT_EQ(read->kept, 1);
   EXPECT_EQ(read->record, "record");
+  EXPECT_EQ(read->concurrency, 1);
+  EXPECT_EQ(read->name, "ps");
+  EXPECT_EQ(read->spread, 2);
+  EXPECT_EQ(read->rank, 5);
   EXPECT_EQ(read->arguments, absl::string_view("a\0b", 3));
   for (size_t size = 0; size < bytes.size() - 3; ++size) EXPECT_FALSE(ParseSpawn(bytes.substr(0, size)).ok());
-  EXPECT_FALSE(ParseSpawn(PrintSpawn({"Class", "", -1, 0, 0, "", ""})).ok());
+  const SpawnRequest good{.type = "Class", .kept = 1};
+  EXPECT_TRUE(ParseSpawn(PrintSpawn(good)).ok());
+  std::vector<SpawnRequest> wrong(5, good);
+  wrong[0].restarts = -1;
+  wrong[1].kept = 2;
+  wrong[2].concurrency = 0;
+  wrong[3].concurrency = 2;  // of one that is kept
+  wrong[4].spread = kSpreadMax + 1;
+  for (const SpawnRequest& one : wrong) EXPECT_FALSE(ParseSpawn(PrintSpawn(one)).ok());
+}
+
+TEST(Adoption, IsReadAsItWasWritten) {
+  const AdoptRequest request{{{{1, 2}, 3}, {{4, 5}, 6}}, 7, "spawn"};
+  const std::string bytes = PrintAdopt(request);
+  const auto read = ParseAdopt(bytes);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read->names, request.names);
+  EXPECT_EQ(read->number, 7u);
+  EXPECT_EQ(read->spawn, "spawn");
+  for (size_t size = 0; size < bytes.size() - 5; ++size) EXPECT_FALSE(ParseAdopt(bytes.substr(0, size)).ok());
+  EXPECT_FALSE(ParseAdopt(PrintAdopt({{}, 7, "spawn"})).ok());
+  EXPECT_FALSE(ParseAdopt(PrintAdopt({std::vector<OwnedName>(kAdoptionsMax + 1), 7, "spawn"})).ok());
 }
 
 TEST(Record, IsReadAsItWasWritten) {

@@ -12,7 +12,8 @@ std::optional<size_t> PlaceOfRank(const std::vector<Place>& places, int rank) {
   return std::nullopt;
 }
 
-std::optional<size_t> PickPlace(const std::vector<Place>& places, Spread spread, int own_rank) {
+std::optional<size_t> PickPlace(const std::vector<Place>& places, Spread spread, int own_rank,
+                                PlaceRules rules) {
   const std::optional<size_t> own = PlaceOfRank(places, own_rank);
   if (spread == Spread::kHere || !own) return own;
   std::map<std::string, size_t> on_node;
@@ -23,11 +24,12 @@ std::optional<size_t> PickPlace(const std::vector<Place>& places, Spread spread,
   const auto order = [&](size_t i) {
     const size_t behind = (i + places.size() - *own - 1) % places.size();
     const size_t node = spread == Spread::kNodes ? on_node[places[i].node] : 0;
-    return std::tuple(node, places[i].mine, behind);
+    return std::tuple(rules.away && i == *own, node, places[i].mine, behind);
   };
   std::optional<size_t> best;
   for (size_t i = 0; i < places.size(); ++i) {
     if (spread == Spread::kPack && places[i].node != places[*own].node) continue;
+    if (rules.strict && (places[i].mine > 0 || on_node[places[i].node] > 0)) continue;
     if (!best || order(i) < order(*best)) best = i;
   }
   return best;

@@ -4,6 +4,7 @@
 // each other begin behind themselves, so that they do not all begin with the same process.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,9 +24,16 @@ enum class Spread {
   kPack,       // the owner's machine, there the process with the fewest
   kHere,       // the owner's process
 };
+inline constexpr uint8_t kSpreadMax = 3;
+
+struct PlaceRules {
+  bool strict = false;  // none that has one already, and no machine that has one where it is kNodes
+  bool away = false;    // the owner's process only where there is no other
+};
 
 // The index in `places`, of which one is the owner's. None: there is no such place.
-std::optional<size_t> PickPlace(const std::vector<Place>& places, Spread spread, int own_rank);
+std::optional<size_t> PickPlace(const std::vector<Place>& places, Spread spread, int own_rank,
+                                PlaceRules rules = {});
 // The one of that rank.
 std::optional<size_t> PlaceOfRank(const std::vector<Place>& places, int rank);
 

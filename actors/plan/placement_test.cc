@@ -52,5 +52,20 @@ TEST(Placement, WhoHasFewerIsNext) {
   EXPECT_EQ(Made(places, Spread::kProcesses, 0, 3), (std::vector<int>{2, 2, 1}));
 }
 
+TEST(Placement, StrictlyApartIsAPlaceOfItsOwnOrNone) {
+  const std::vector<Place> places = {{0, "a", 0}, {1, "a", 1}, {2, "b", 0}, {3, "c", 0}};
+  EXPECT_EQ(PickPlace(places, Spread::kProcesses, 2, {.strict = true}), 3u);
+  EXPECT_EQ(PickPlace(places, Spread::kNodes, 3, {.strict = true}), 2u);  // rank 0 has a machine beside it
+  EXPECT_EQ(PickPlace({{0, "a", 1}, {1, "b", 1}}, Spread::kProcesses, 0, {.strict = true}), std::nullopt);
+  EXPECT_EQ(PickPlace({{0, "a", 1}, {1, "a", 0}}, Spread::kNodes, 0, {.strict = true}), std::nullopt);
+  EXPECT_EQ(PickPlace({{0, "a", 1}, {1, "a", 0}}, Spread::kNodes, 0), 1u);
+}
+
+TEST(Placement, AwayIsTheOwnersProcessOnlyWhereThereIsNoOther) {
+  EXPECT_EQ(PickPlace({{0, "a", 0}, {1, "a", 9}}, Spread::kProcesses, 0, {.away = true}), 1u);
+  EXPECT_EQ(PickPlace({{0, "a", 0}, {1, "b", 9}}, Spread::kPack, 0, {.away = true}), 0u);
+  EXPECT_EQ(PickPlace({{0, "a", 0}, {1, "b", 9}}, Spread::kHere, 0, {.away = true}), 0u);
+}
+
 }  // namespace
 }  // namespace gtrain::actors

@@ -27,18 +27,23 @@
 #include <gtrain/actor_c.h>
 #include <gtrain/actor_class.h>
 #include <gtrain/elastic.h>
+#include <gtrain/object.h>
 #include <gtrain/session.h>
 #include <gtrain/status.h>
 #include <gtrain/task.h>
 #include <gtrain/value.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <ranges>
+#include <span>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -48,17 +53,7 @@
 
 namespace gtrain {
 
-// The time of a call that nobody gave one.
-inline constexpr std::chrono::milliseconds kCallTimeout = std::chrono::seconds(60);
-
 namespace internal {
-
-inline int64_t Milliseconds(std::chrono::nanoseconds timeout) {
-  std::chrono::nanoseconds left = timeout;
-  if (const auto& deadline = CallDeadline())
-    left = std::min<std::chrono::nanoseconds>(left, *deadline - std::chrono::steady_clock::now());
-  return std::max<int64_t>(1, std::chrono::ceil<std::chrono::milliseconds>(left).count());
-}
 
 // What an answer becomes.
 template <typename T>
@@ -95,17 +90,23 @@ class Answered {
   std::shared_ptr<Outcome<T>> outcome_ = std::make_shared<Outcome<T>>();
 };
 
-template <typename T>
-Future<T> Failed(Status why) {
-  auto outcome = std::make_shared<Outcome<T>>();
-  outcome->Set(std::move(why));
-  return Future<T>(std::move(outcome));
-}
+// Likewise, and `then` hears of it first.
+template <typename T, typename Unpack, typename Then>
+class AnsweredAnd : public Answered<T, Unpack> {
+ public:
+  AnsweredAnd(Unpack unpack, Then then) : Answered<T, Unpack>(std::move(unpack)), then_(std::move(then)) {}
+  static void Reply(void* user, gtrain_status status, const char* message, const void* data, size_t size) {
+    {
+      std::unique_ptr<AnsweredAnd> self(static_cast<AnsweredAnd*>(user));
+      self->then_(static_cast<StatusCode>(status));
+      user = new Answered<T, Unpack>(std::move(*self));
+    }
+    Answered<T, Unpack>::Reply(user, status, message, data, size);
+  }
 
-inline Status NoCluster() {
-  return Status(StatusCode::kFailedPrecondition,
-                "there is no cluster: gtrain::Main or Cluster::Open makes it");
-}
+ private:
+  Then then_;
+};
 
 }  // namespace internal
 
@@ -132,6 +133,23 @@ class Ref {
     if (!status.ok()) return internal::Failed<T_>(status);
     using Answered = internal::Answered<T_, internal::AsValue<T_>>;
     auto* answered = new Answered({});
+    Future<T_> future(answered->outcome());
+    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
+                       packed.size(), internal::Milliseconds(timeout_), &Answered::Reply, answered);
+    return future;
+  }
+  // Likewise; `then` gets the status code that it came to, from whichever thread, before anybody else does.
+  template <auto kMethod, typename Then, typename... Given>
+  Future<typename internal::TraitsOf<kMethod>::Value> CallAnd(Then then, Given&&... given) const {
+    using T_ = typename internal::TraitsOf<kMethod>::Value;
+    internal::Packed packed;
+    const Status status = Pack<kMethod>(packed, std::forward<Given>(given)...);
+    if (!status.ok()) {
+      then(status.code());
+      return internal::Failed<T_>(status);
+    }
+    using Answered = internal::AnsweredAnd<T_, internal::AsValue<T_>, Then>;
+    auto* answered = new Answered({}, std::move(then));
     Future<T_> future(answered->outcome());
     gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
                        packed.size(), internal::Milliseconds(timeout_), &Answered::Reply, answered);
@@ -204,6 +222,20 @@ class Owner {
 
   const Ref<T>& ref() const { return ref_; }
   operator Ref<T>() const { return ref_; }  // NOLINT(google-explicit-constructor): an owner is passed as one
+  // There once the actor has ended by itself, with the reason: it threw, or its process was lost, more often
+  // than it has restarts, or its state could not be kept. kCancelled: this let it go. It may be dropped.
+  Future<std::string> Ended() const {
+    if (internal::Engine() == nullptr) return internal::Failed<std::string>(internal::NoCluster());
+    const auto text = [](const void* data, size_t size) -> Result<std::string> {
+      return std::string(static_cast<const char*>(data), size);
+    };
+    using Answered = internal::Answered<std::string, decltype(text)>;
+    auto* answered = new Answered(text);
+    Future<std::string> future(answered->outcome());
+    gtrain_actors_await_end(internal::Engine(), ref_.bytes().data(), ref_.bytes().size(), &Answered::Reply,
+                            answered);
+    return future;
+  }
   Ref<T> With(std::chrono::nanoseconds timeout) const { return ref_.With(timeout); }
   template <auto kMethod, typename... Given>
   auto Call(Given&&... given) const {
@@ -257,6 +289,33 @@ class GroupRef {
   void Tell(const Given&... given) const {
     for (const Ref<T>& ref : refs_) ref.template Tell<kMethod>(given...);
   }
+  // A call with arguments of its own to each: those of the i-th are the i-th elements of the vectors.
+  // kInvalidArgument: a vector has not as many elements as the group has actors.
+  template <auto kMethod, typename... Given>
+  GroupFuture<typename internal::TraitsOf<kMethod>::Value> Scatter(const std::vector<Given>&... given) const {
+    using Value = typename internal::TraitsOf<kMethod>::Value;
+    std::vector<Future<Value>> futures;
+    const bool fits = ((given.size() == refs_.size()) && ...);
+    for (size_t i = 0; i < refs_.size(); ++i) {
+      futures.push_back(fits ? refs_[i].template Call<kMethod>(given[i]...)
+                             : internal::Failed<Value>(Status(
+                                   StatusCode::kInvalidArgument,
+                                   "Scatter: a vector has not as many elements as the group has actors")));
+    }
+    return GroupFuture<Value>(std::move(futures));
+  }
+  // What the method gives of all of them, combined by `Op` in a tree of the actors, in the order of the
+  // group: each combines its own value with those of two others below it, so nobody gets more than two, and
+  // the same group combines in the same way. `gtrain::Methods` lists `gtrain::Reduces<kMethod, Op>`. An error
+  // of one is that of all. kInvalidArgument: the group is empty.
+  template <auto kMethod, typename Op, typename... Given>
+  Future<typename internal::TraitsOf<kMethod>::Value> Reduce(const Given&... given) const {
+    using Value = typename internal::TraitsOf<kMethod>::Value;
+    if (refs_.empty())
+      return internal::Failed<Value>(Status(StatusCode::kInvalidArgument, "Reduce: the group is empty"));
+    return refs_[0].template Call<Reduces<kMethod, Op>>(std::vector<Ref<T>>(refs_.begin() + 1, refs_.end()),
+                                                        given...);
+  }
   void Persist(auto& archive) { archive(refs_); }
 
  private:
@@ -286,9 +345,70 @@ class ActorGroup {
   void Tell(const Given&... given) const {
     ref().template Tell<kMethod>(given...);
   }
+  template <auto kMethod, typename... Given>
+  auto Scatter(const std::vector<Given>&... given) const {
+    return ref().template Scatter<kMethod>(given...);
+  }
+  template <auto kMethod, typename Op, typename... Given>
+  auto Reduce(const Given&... given) const {
+    return ref().template Reduce<kMethod, Op>(given...);
+  }
 
  private:
   std::vector<Owner<T>> owners_;
+};
+
+// Actors of which any one does: a call goes to the one that has the fewest of this pool's calls under way.
+// Thread-safe; copies share what is under way.
+template <typename T>
+class ActorPool {
+ public:
+  explicit ActorPool(GroupRef<T> group) : shared_(std::make_shared<Shared>(std::move(group))) {}
+  size_t size() const { return shared_->group.size(); }
+  // kInvalidArgument: the pool is empty.
+  template <auto kMethod, typename... Given>
+  Future<typename internal::TraitsOf<kMethod>::Value> Call(Given&&... given) const {
+    using Value = typename internal::TraitsOf<kMethod>::Value;
+    if (size() == 0)
+      return internal::Failed<Value>(Status(StatusCode::kInvalidArgument, "the pool has no actors"));
+    const size_t at = shared_->Begin();
+    return shared_->group[at].With(timeout_).template CallAnd<kMethod>(
+        [shared = shared_, at](StatusCode code) { shared->End(at, code); }, std::forward<Given>(given)...);
+  }
+  ActorPool With(std::chrono::nanoseconds timeout) const {
+    ActorPool with = *this;
+    with.timeout_ = timeout;
+    return with;
+  }
+
+ private:
+  struct Shared {
+    explicit Shared(GroupRef<T> actors)
+        : group(std::move(actors)), under_way(group.size()), ended(group.size()) {}
+    // One that is no more answers at once, and would get all calls.
+    size_t Begin() {
+      const std::lock_guard lock(mutex);
+      size_t best = next++ % under_way.size();
+      for (size_t i = 0; i < under_way.size(); ++i) {
+        const size_t at = (best + i) % under_way.size();
+        if (std::pair(ended[at], under_way[at]) < std::pair(ended[best], under_way[best])) best = at;
+      }
+      ++under_way[best];
+      return best;
+    }
+    void End(size_t at, StatusCode code) {
+      const std::lock_guard lock(mutex);
+      --under_way[at];
+      if (code == StatusCode::kNotFound) ended[at] = true;
+    }
+    const GroupRef<T> group;
+    std::mutex mutex;
+    std::vector<size_t> under_way;
+    std::vector<bool> ended;
+    size_t next = 0;
+  };
+  std::shared_ptr<Shared> shared_;
+  std::chrono::nanoseconds timeout_ = kCallTimeout;
 };
 
 // How actors are spread over the processes of a job.
@@ -345,6 +465,20 @@ class Spawn {
     keep_ = durable == Durable::kPeer;
     return *this;
   }
+  // So many calls of it run at a time, on as many threads, and go on in any of them behind a co_await: the
+  // class guards its members itself. 1 unless it is said; 1,024 at most, and 1 of an actor that is kept.
+  Spawn& Concurrency(int calls) {
+    concurrency_ = calls;
+    return *this;
+  }
+  // SpawnGroup alone: no two of the group are in one process, or on one machine with Spread::kNodes, also
+  // when one is made anew. kFailedPrecondition: the job has too few of them, and none of the group is made.
+  Spawn& Strict() {
+    strict_ = true;
+    return *this;
+  }
+  int concurrency() const { return concurrency_; }
+  bool strict() const { return strict_; }
   const std::string& name() const { return name_; }  // empty: it has none
   int restarts() const { return restarts_; }
   bool keep() const { return keep_; }
@@ -354,8 +488,8 @@ class Spawn {
 
  private:
   std::string name_;
-  int restarts_ = 3, rank_ = -1;
-  bool keep_ = false;
+  int restarts_ = 3, rank_ = -1, concurrency_ = 1;
+  bool keep_ = false, strict_ = false;
   Spread spread_ = Spread::kProcesses;
   std::chrono::nanoseconds timeout_ = kCallTimeout;
 };
@@ -364,6 +498,7 @@ struct ClusterOptions {
   int threads = 0;            // that run actors; 0: one a core, two at least
   int64_t mailbox_calls = 0;  // that wait for an actor at most; 0: 1024
   int64_t mailbox_bytes = 0;  // of their arguments; 0: 64 MiB
+  int64_t object_bytes = 0;   // of all its objects; 0: 0.3 of the machine's free memory, a rank's share of it
 };
 
 // The actors of a job, as one of its processes sees them; one cluster at a time.
@@ -412,43 +547,41 @@ class Cluster {
 
   template <typename T, typename... Given>
   Future<Owner<T>> Spawn(const gtrain::Spawn& options, Given&&... given) {
-    static_assert(internal::HasDescription<T>,
-                  "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
-                  "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is spawned");
-    using Arguments = typename decltype(GtrainActorOf(internal::ActorTag<T>()))::Arguments;
-    static_assert(internal::Convertible<Arguments, Given&&...>(),
-                  "gtrain: these are not the arguments of gtrain::Ctor<> of this class");
-    static_assert(
-        !internal::LosesFraction<Arguments, Given&&...>(),
-        "gtrain: gtrain::Ctor<> of this class takes a whole number, and a number with a fraction is "
-        "given");
-    if (options.name().find('\0') != std::string::npos)
-      return internal::Failed<Owner<T>>(
-          Status(StatusCode::kInvalidArgument, "the name of an actor has no control characters"));
-    if (options.rank() < -1)
-      return internal::Failed<Owner<T>>(
-          Status(StatusCode::kInvalidArgument, "Spawn().OnRank(): ranks are numbered from 0"));
-    const Arguments arguments(std::forward<Given>(given)...);
-    internal::Packed packed;
-    const Status status = std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
-    if (!status.ok()) return internal::Failed<Owner<T>>(status);
-    const auto owner = [](const void* data, size_t size) -> Result<Owner<T>> {
-      return Owner<T>(Ref<T>(std::string(static_cast<const char*>(data), size)));
-    };
-    using Answered = internal::Answered<Owner<T>, decltype(owner)>;
-    auto* answered = new Answered(owner);
-    Future<Owner<T>> future(answered->outcome());
-    const gtrain_spawn_options c{
-        sizeof(c),      options.restarts(),     static_cast<int32_t>(options.spread()),
-        options.rank(), options.keep() ? 1 : 0, options.name().c_str()};
-    gtrain_actors_spawn(internal::Engine(), internal::ActorName<T>().c_str(), &c, packed.data(),
-                        packed.size(), internal::Milliseconds(options.within()), &Answered::Reply, answered);
-    return future;
+    return SpawnAs<T, Owner<T>>(options, {}, std::forward<Given>(given)...);
   }
   template <typename T, typename... Given>
   requires(!std::same_as<std::remove_cvref_t<std::tuple_element_t<0, std::tuple<Given..., void>>>,
                          gtrain::Spawn>) Future<Owner<T>> Spawn(Given&&... given) {
     return Spawn<T>(gtrain::Spawn(), std::forward<Given>(given)...);
+  }
+  // One that is nobody's: it ends with the job, or by End, and goes on when the rank that drives is lost, so
+  // that the next driver finds it by its name, which it must have. One that is in that rank's own process is
+  // lost with it. kAlreadyExists: another actor has the name. kDeadlineExceeded: it may be there.
+  template <typename T, typename... Given>
+  Future<Ref<T>> SpawnDetached(const gtrain::Spawn& options, Given&&... given) {
+    return SpawnAs<T, Ref<T>>(options, {.detached = true}, std::forward<Given>(given)...);
+  }
+  // That with this name, which is spawned detached where there is none: what a driver begins with that may
+  // have begun before. It is made of `given` only then.
+  template <typename T, typename... Given>
+  Task<Ref<T>> FindOrSpawn(gtrain::Spawn options, Given... given) {
+    for (;;) {
+      auto found = co_await Try(Find<T>(options.name(), options.within()));
+      if (found.ok() || found.status().code() != StatusCode::kNotFound) co_return found;
+      auto made = co_await Try(SpawnDetached<T>(options, given...));
+      if (made.ok() || made.status().code() != StatusCode::kAlreadyExists) co_return made;
+    }
+  }
+  // Ends a detached actor as Owner does. kInvalidArgument: it is not detached. kNotFound: it is no more.
+  template <typename T>
+  Future<void> End(const Ref<T>& ref, std::chrono::nanoseconds timeout = kCallTimeout) {
+    const auto ended = [](const void*, size_t) -> Result<Nothing> { return Nothing{}; };
+    using Answered = internal::Answered<void, decltype(ended)>;
+    auto* answered = new Answered(ended);
+    Future<void> future(answered->outcome());
+    gtrain_actors_end_detached(internal::Engine(), ref.bytes().data(), ref.bytes().size(),
+                               internal::Milliseconds(timeout), &Answered::Reply, answered);
+    return future;
   }
   // The actor that some rank has spawned with this name. kNotFound: there is none now. kFailedPrecondition:
   // it is of another class. kUnavailable: the rank that drives, which keeps the names, is gone: again when
@@ -471,14 +604,37 @@ class Cluster {
                        internal::Milliseconds(timeout), &Answered::Reply, answered);
     return future;
   }
-  // `count` of them, all made of the same arguments.
+  // An object of these elements: a vector, a span, an array, which are there until it is. There is one copy.
+  // It waits for room until `timeout`: kResourceExhausted. `shape` for those who read it; empty: one
+  // dimension.
+  template <std::ranges::contiguous_range Values>
+  auto Put(const Values& values, std::vector<int64_t> shape = {},
+           std::chrono::nanoseconds timeout = kCallTimeout) {
+    const std::span span(std::ranges::data(values), std::ranges::size(values));
+    using T = typename decltype(span)::value_type;
+    if (shape.empty()) shape.push_back(static_cast<int64_t>(span.size()));
+    return internal::PutObject<T>(std::span<const T>(span), std::move(shape), timeout);
+  }
+  // Memory for one that is filled where it will be read: `Seal` makes it an object. Likewise. The second with
+  // the extents one by one, since g++ 12 takes no braces in a co_await.
+  template <ObjectElement T>
+  Future<ObjectDraft<T>> Create(std::vector<int64_t> shape, std::chrono::nanoseconds timeout = kCallTimeout) {
+    return internal::CreateObject<T>(std::move(shape), timeout);
+  }
+  template <ObjectElement T, std::integral... Extents>
+  Future<ObjectDraft<T>> Create(Extents... extents) {
+    return internal::CreateObject<T>(std::vector<int64_t>{static_cast<int64_t>(extents)...}, kCallTimeout);
+  }
+
+  // `count` of them, all made of the same arguments: all, or none where one cannot be made.
   template <typename T, typename... Given>
   Task<ActorGroup<T>> SpawnGroup(size_t count, gtrain::Spawn options, Given... given) {
     std::vector<Future<Owner<T>>> making;
+    const How how{.apart = options.strict() ? ++Groups() : 0};
     for (size_t i = 0; i < count; ++i) {
       gtrain::Spawn one = options;
       if (!options.name().empty()) one.Named(options.name() + "/" + std::to_string(i));
-      making.push_back(Spawn<T>(one, given...));
+      making.push_back(SpawnAs<T, Owner<T>>(one, how, given...));
     }
     std::vector<Owner<T>> made;
     for (Future<Owner<T>>& one : making) made.push_back(co_await std::move(one));
@@ -490,6 +646,63 @@ class Cluster {
   }
 
  private:
+  // What is no option of a program's own.
+  struct How {
+    bool detached = false;
+    uint64_t apart = 0;
+  };
+  static std::atomic<uint64_t>& Groups() {
+    static std::atomic<uint64_t> groups = 0;
+    return groups;
+  }
+  template <typename T, typename Made, typename... Given>
+  Future<Made> SpawnAs(const gtrain::Spawn& options, const How& how, Given&&... given) {
+    static_assert(internal::HasDescription<T>,
+                  "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
+                  "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is spawned");
+    using Arguments = typename decltype(GtrainActorOf(internal::ActorTag<T>()))::Arguments;
+    static_assert(internal::Convertible<Arguments, Given&&...>(),
+                  "gtrain: these are not the arguments of gtrain::Ctor<> of this class");
+    static_assert(
+        !internal::LosesFraction<Arguments, Given&&...>(),
+        "gtrain: gtrain::Ctor<> of this class takes a whole number, and a number with a fraction is "
+        "given");
+    const Status possible = Check(options, how);
+    if (!possible.ok()) return internal::Failed<Made>(possible);
+    const Arguments arguments(std::forward<Given>(given)...);
+    internal::Packed packed;
+    const Status status = std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
+    if (!status.ok()) return internal::Failed<Made>(status);
+    const auto made = [](const void* data, size_t size) -> Result<Made> {
+      return Made(Ref<T>(std::string(static_cast<const char*>(data), size)));
+    };
+    using Answered = internal::Answered<Made, decltype(made)>;
+    auto* answered = new Answered(made);
+    Future<Made> future(answered->outcome());
+    const gtrain_spawn_options c{.size = sizeof(c),
+                                 .restarts = options.restarts(),
+                                 .spread = static_cast<int32_t>(options.spread()),
+                                 .rank = options.rank(),
+                                 .keep = options.keep() ? 1 : 0,
+                                 .concurrency = options.concurrency(),
+                                 .detached = how.detached ? 1 : 0,
+                                 .apart = how.apart,
+                                 .name = options.name().c_str()};
+    gtrain_actors_spawn(internal::Engine(), internal::ActorName<T>().c_str(), &c, packed.data(),
+                        packed.size(), internal::Milliseconds(options.within()), &Answered::Reply, answered);
+    return future;
+  }
+  static Status Check(const gtrain::Spawn& options, const How& how) {
+    const auto wrong = [](const char* why) { return Status(StatusCode::kInvalidArgument, why); };
+    if (options.name().find('\0') != std::string::npos)
+      return wrong("the name of an actor has no control characters");
+    if (options.rank() < -1) return wrong("Spawn().OnRank(): ranks are numbered from 0");
+    if (options.strict() && how.apart == 0)
+      return wrong("Spawn().Strict() is for the actors of a SpawnGroup");
+    if (options.concurrency() < 1)
+      return wrong("Spawn().Concurrency(): an actor runs one call at a time at least");
+    return Status();
+  }
   Cluster() = default;
   static Cluster*& Here() {
     static Cluster* here = nullptr;
@@ -498,7 +711,8 @@ class Cluster {
   static Result<std::unique_ptr<Cluster>> Open(gtrain_session* session, const ClusterOptions& options) {
     if (internal::Engine() != nullptr)
       return Status(StatusCode::kAlreadyExists, "this process has a cluster: one at a time");
-    gtrain_actors_options c{sizeof(c), options.threads, options.mailbox_calls, options.mailbox_bytes};
+    gtrain_actors_options c{sizeof(c), options.threads, options.mailbox_calls, options.mailbox_bytes,
+                            options.object_bytes};
     gtrain_actors* made = nullptr;
     Status status = internal::Call(gtrain_actors_open, session, &c, &made);
     for (const auto fill : internal::Registered()) {

@@ -87,6 +87,8 @@ typedef struct {
   int32_t threads;       /* that run actors; 0: one a core, 2 at least */
   int64_t mailbox_calls; /* that wait for one actor at most; 0: 1024 */
   int64_t mailbox_bytes; /* of their arguments; 0: 64 MiB */
+  int64_t object_bytes;  /* of objects that this process made, and copies of others; 0: 0.3 of the memory
+                            that is free, divided by the ranks of this machine */
 } gtrain_actors_options;
 
 /* Functions of a class. They are called from threads of the library, for one actor one at a time. */
@@ -156,19 +158,26 @@ enum {
 };
 
 typedef struct {
-  size_t size;      /* sizeof(gtrain_spawn_options) */
-  int32_t restarts; /* of an actor that threw, within an hour: beyond them it ends; below 0: 3 */
-  int32_t spread;   /* GTRAIN_SPREAD_* */
-  int32_t rank;     /* instead of it, the process with this rank now; below 0: none */
-  int32_t keep;     /* 1: its state outlives its process, in the memory of this one */
+  size_t size;         /* sizeof(gtrain_spawn_options) */
+  int32_t restarts;    /* of an actor that threw, within an hour: beyond them it ends; below 0: 3 */
+  int32_t spread;      /* GTRAIN_SPREAD_* */
+  int32_t rank;        /* instead of it, the process with this rank now; below 0: none */
+  int32_t keep;        /* 1: its state outlives its process, in the memory of this one */
+  int32_t concurrency; /* calls of it that are begun and not answered at most, on as many threads; 0: 1 */
+  int32_t
+      detached; /* 1: it is nobody's and has a name; it ends with the job, or by gtrain_actors_end_detached */
+  uint64_t apart; /* above 0: of the actors of this process with this number no two are in one process, or
+                     on one machine where the spread is GTRAIN_SPREAD_NODES */
   const char*
       name; /* that all ranks find it by, 1 to 255 bytes without control characters; NULL or "": none */
 } gtrain_spawn_options;
 
 /* What is replied is the reference of the actor, bytes that may be kept and sent. `timeout_ms` above 0.
  * Options may be NULL. NOT_FOUND: there is no such rank, or no such class there. FAILED_PRECONDITION: the
- * class is another one there. UNAVAILABLE: the process that was chosen is gone. ALREADY_EXISTS: another
- * actor has the name. The actor ends with this process. */
+ * class is another one there, or no process is apart from others of its number. UNAVAILABLE: the process that
+ * was chosen is gone. ALREADY_EXISTS: another actor has the name. The actor ends with this process, unless it
+ * is detached: then the process that drives owns it, and when that is lost the next one that does; only one
+ * that was in that process itself is lost with it. DEADLINE_EXCEEDED: a detached one may be there. */
 GTRAIN_API void gtrain_actors_spawn(gtrain_actors* actors, const char* type,
                                     const gtrain_spawn_options* options, const void* arguments, size_t size,
                                     int64_t timeout_ms, gtrain_reply_function reply, void* user);
@@ -191,6 +200,17 @@ GTRAIN_API void gtrain_actors_call(gtrain_actors* actors, const void* reference,
 /* Ends an actor as gtrain_actors_free does. Never blocks. */
 GTRAIN_API void gtrain_actors_end(gtrain_actors* actors, const void* reference, size_t reference_size,
                                   const char* reason);
+
+/* The same of one that was spawned detached, by any process. INVALID_ARGUMENT: it was not. NOT_FOUND: it is
+ * no more. `timeout_ms` above 0. */
+GTRAIN_API void gtrain_actors_end_detached(gtrain_actors* actors, const void* reference,
+                                           size_t reference_size, int64_t timeout_ms,
+                                           gtrain_reply_function reply, void* user);
+/* The reply comes when an actor of this process has ended by itself: GTRAIN_OK and why, as text. CANCELLED:
+ * it was let go, or the actors are being freed. NOT_FOUND: it is no more, and nobody knows why.
+ * FAILED_PRECONDITION: another process owns it. */
+GTRAIN_API void gtrain_actors_await_end(gtrain_actors* actors, const void* reference, size_t reference_size,
+                                        gtrain_reply_function reply, void* user);
 
 /* `crashed`: the method threw: the actor is made anew from what it was made of, or ends if that happened too
  * often, and `message` goes to the caller, who hears UNKNOWN. */

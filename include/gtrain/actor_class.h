@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,9 +33,22 @@ struct Ctor {};
 template <auto... kMethods>
 struct Methods {};
 
+template <typename T>
+class Ref;
+
 namespace internal {
 
 // ---- what a method is
+
+// What gtrain::Reduces lists.
+template <auto kMethod, typename Op>
+struct TreeOf {
+  bool operator==(const TreeOf&) const = default;
+};
+template <typename T>
+inline constexpr bool kIsTree = false;
+template <auto kMethod, typename Op>
+inline constexpr bool kIsTree<TreeOf<kMethod, Op>> = true;
 
 template <typename T>
 struct ResultOf {
@@ -75,6 +89,24 @@ struct MethodTraits<Returns (Class::*)(Parameters...) const noexcept(kNoexcept)>
 template <auto kMethod>
 using TraitsOf = MethodTraits<std::remove_cv_t<decltype(kMethod)>>;
 
+// The actors below the one that is called come before the arguments of the method.
+template <typename First, typename Rest>
+struct Before;
+template <typename First, typename... Rest>
+struct Before<First, std::tuple<Rest...>> {
+  using Type = std::tuple<First, Rest...>;
+};
+template <auto kMethod, typename Op>
+struct MethodTraits<TreeOf<kMethod, Op>> {
+  using Owner = typename TraitsOf<kMethod>::Owner;
+  using Value = typename TraitsOf<kMethod>::Value;
+  using Raw = Task<Value>;
+  using Arguments = typename Before<std::vector<Ref<Owner>>, typename TraitsOf<kMethod>::Arguments>::Type;
+  static constexpr bool kConst = TraitsOf<kMethod>::kConst;
+  static_assert(!std::is_void_v<Value>,
+                "gtrain: gtrain::Reduces<> combines values, and this method gives none");
+};
+
 // ---- names, from what compilers call the functions below
 
 template <typename kSubject>
@@ -98,7 +130,14 @@ std::string ActorName() {
   return Subject(PrettyType<T>());
 }
 template <auto kMethod>
+std::string MethodName();
+template <auto kMethod, typename Op>
+std::string TreeName(TreeOf<kMethod, Op> /*tree*/) {
+  return MethodName<kMethod>() + " by " + ActorName<Op>();
+}
+template <auto kMethod>
 std::string MethodName() {
+  if constexpr (kIsTree<std::remove_cv_t<decltype(kMethod)>>) return TreeName(kMethod);
   std::string name = Subject(PrettyMethod<kMethod>());
   const size_t colons = name.rfind("::");
   if (colons != std::string::npos) name.erase(0, colons + 2);
@@ -182,15 +221,52 @@ void AnswerValue(gtrain_call* call, const T& value) {
   gtrain_call_reply(call, GTRAIN_OK, "", 0, packed.data(), packed.size());
 }
 
+// The actor's own value, and those of two others, each with half of the ones below.
+template <auto kMethod, typename Op, typename Class, typename... Arguments>
+auto RunTree(TreeOf<kMethod, Op> tree, Class* self, std::vector<Ref<Class>> below, Arguments... arguments)
+    -> Task<typename TraitsOf<kMethod>::Value> {
+  using Value = typename TraitsOf<kMethod>::Value;
+  using Raw = typename TraitsOf<kMethod>::Raw;
+  std::vector<Future<Value>> others;
+  const auto half = static_cast<std::ptrdiff_t>(below.size() + 1) / 2;
+  for (auto from = below.begin(); from != below.end();) {
+    const auto to = from == below.begin() ? below.begin() + half : below.end();
+    const std::vector<Ref<Class>> rest(from + 1, to);
+    others.push_back(from->template Call<TreeOf<kMethod, Op>{}>(rest, arguments...));
+    from = to;
+  }
+  (void)tree;
+  std::optional<Value> value;
+  if constexpr (kIsOne<Raw, Task> || kIsOne<Raw, Result>) {
+    value.emplace(co_await (self->*kMethod)(arguments...));
+  } else {
+    value.emplace((self->*kMethod)(arguments...));
+  }
+  for (Future<Value>& one : others) {
+    Value other = co_await std::move(one);
+    value.emplace(Op()(*std::move(value), std::move(other)));
+  }
+  co_return *std::move(value);
+}
+
+template <auto kMethod, typename Class, typename... Arguments>
+decltype(auto) Invoke(Class* self, Arguments&&... arguments) {
+  if constexpr (kIsTree<std::remove_cv_t<decltype(kMethod)>>) {
+    return RunTree(kMethod, self, std::forward<Arguments>(arguments)...);
+  } else {
+    return (self->*kMethod)(std::forward<Arguments>(arguments)...);
+  }
+}
+
 // A method that is a coroutine, until it has answered.
 template <typename T, typename Arguments>
 class RunningMethod final : public Waiter {
  public:
-  template <typename Method, typename Class>
-  static void Run(Method method, Class* self, std::unique_ptr<Arguments> arguments, gtrain_call* call) {
+  template <auto kMethod, typename Class>
+  static void Run(Class* self, std::unique_ptr<Arguments> arguments, gtrain_call* call) {
     auto made = std::unique_ptr<RunningMethod>(new RunningMethod(std::move(arguments), call));
     made->task_.emplace(
-        std::apply([&](auto&... each) { return (self->*method)(each...); }, *made->arguments_));
+        std::apply([&](auto&... each) { return Invoke<kMethod>(self, each...); }, *made->arguments_));
     const auto handle = made->task_->handle();
     handle.promise().deadline = CallDeadline();
     handle.promise().waiter = made.release();  // it deletes itself when it has answered
@@ -229,11 +305,12 @@ void CallMethod(Class* self, const void* data, size_t size, gtrain_call* call) {
                                "an argument of " + MethodName<kMethod>() + " is wrong: " + taken.message()));
   }
   const auto run = [&]() -> decltype(auto) {
-    return std::apply([&](auto&... each) -> Raw { return (self->*kMethod)(std::move(each)...); }, *arguments);
+    return std::apply([&](auto&... each) -> Raw { return Invoke<kMethod>(self, std::move(each)...); },
+                      *arguments);
   };
   if constexpr (kIsOne<Raw, Task>) {
-    RunningMethod<typename Traits::Value, typename Traits::Arguments>::Run(kMethod, self,
-                                                                           std::move(arguments), call);
+    RunningMethod<typename Traits::Value, typename Traits::Arguments>::template Run<kMethod>(
+        self, std::move(arguments), call);
   } else if constexpr (std::is_void_v<Raw>) {
     run();
     Answer(call, Status());
@@ -422,6 +499,36 @@ concept HasDescription = requires {
 };
 
 }  // namespace internal
+
+// Stands among Methods<> beside a method that gives a value: GroupRef::Reduce combines what it gives of all
+// actors of a group by `Op`, which is made anew each time and called with two values.
+template <auto kMethod, typename Op>
+inline constexpr internal::TreeOf<kMethod, Op> Reduces{};
+
+// Ops of Reduces: of numbers, and of vectors and arrays of them, each element with its like.
+template <typename Each>
+struct Elementwise {
+  template <typename T>
+  T operator()(T value, const T& other) const {
+    if constexpr (std::is_arithmetic_v<T>) {
+      return Each()(value, other);
+    } else {
+      if (value.size() != other.size())
+        throw Error(Status(StatusCode::kInvalidArgument, "values of two sizes cannot be combined"));
+      for (size_t i = 0; i < value.size(); ++i) value[i] = Each()(value[i], other[i]);
+      return value;
+    }
+  }
+};
+using Sum = Elementwise<std::plus<>>;
+struct Larger {
+  auto operator()(const auto& one, const auto& other) const { return std::max(one, other); }
+};
+struct Smaller {
+  auto operator()(const auto& one, const auto& other) const { return std::min(one, other); }
+};
+using Max = Elementwise<Larger>;
+using Min = Elementwise<Smaller>;
 
 // Declares what a class is to others; one line, at namespace scope, wherever its actors are called or live.
 template <typename T, typename Constructor, typename Listed>

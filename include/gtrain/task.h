@@ -19,6 +19,9 @@
 
 namespace gtrain {
 
+// The time of a call that nobody gave one.
+inline constexpr std::chrono::milliseconds kCallTimeout = std::chrono::seconds(60);
+
 template <typename T>
 class Future;
 template <typename T>
@@ -537,6 +540,25 @@ Task<std::vector<T>> AwaitAll(std::vector<Future<T>> futures) {
 
 inline Task<void> AwaitAll(std::vector<Future<void>> futures) {
   for (Future<void>& future : futures) co_await std::move(future);
+}
+
+inline int64_t Milliseconds(std::chrono::nanoseconds timeout) {
+  std::chrono::nanoseconds left = timeout;
+  if (const auto& deadline = CallDeadline())
+    left = std::min<std::chrono::nanoseconds>(left, *deadline - std::chrono::steady_clock::now());
+  return std::max<int64_t>(1, std::chrono::ceil<std::chrono::milliseconds>(left).count());
+}
+
+template <typename T>
+Future<T> Failed(Status why) {
+  auto outcome = std::make_shared<Outcome<T>>();
+  outcome->Set(std::move(why));
+  return Future<T>(std::move(outcome));
+}
+
+inline Status NoCluster() {
+  return Status(StatusCode::kFailedPrecondition,
+                "there is no cluster: gtrain::Main or Cluster::Open makes it");
 }
 
 // Happens once.

@@ -101,12 +101,13 @@ class Unpacker(ctypes.Structure):
 
 
 class ActorsOptions(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("threads", c_int32), ("mailbox_calls", c_int64), ("mailbox_bytes", c_int64)]
+    _fields_ = [("size", c_size_t), ("threads", c_int32), ("mailbox_calls", c_int64), ("mailbox_bytes", c_int64),
+                ("object_bytes", c_int64)]
 
 
 class SpawnOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("restarts", c_int32), ("spread", c_int32), ("rank", c_int32), ("keep", c_int32),
-                ("name", c_char_p)]
+                ("concurrency", c_int32), ("detached", c_int32), ("apart", c_uint64), ("name", c_char_p)]
 
 
 _ERROR = POINTER(Error)
@@ -117,6 +118,7 @@ ACTOR_SAVE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, _ERROR)
 ACTOR_LOAD = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, _ERROR)
 ACTOR_TASK = ctypes.CFUNCTYPE(None, c_void_p)
 REPLY = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p, c_size_t)
+OBJECT_REPLY = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
 
 
 class ActorClass(ctypes.Structure):
@@ -281,6 +283,15 @@ _FUNCTIONS = {
     "gtrain_actors_find": (None, [c_void_p, c_char_p, c_char_p, c_int64, REPLY, c_void_p]),
     "gtrain_actors_call": (None, [c_void_p, c_char_p, c_size_t, c_int32, c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
     "gtrain_actors_end": (None, [c_void_p, c_char_p, c_size_t, c_char_p]),
+    "gtrain_actors_end_detached": (None, [c_void_p, c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
+    "gtrain_actors_await_end": (None, [c_void_p, c_char_p, c_size_t, REPLY, c_void_p]),
+    "gtrain_object_create": (None, [c_void_p, c_uint64, c_int64, OBJECT_REPLY, c_void_p]),
+    "gtrain_object_read": (None, [c_void_p, c_char_p, c_size_t, c_int64, OBJECT_REPLY, c_void_p]),
+    "gtrain_object_data": (c_void_p, [c_void_p]),
+    "gtrain_object_size": (c_uint64, [c_void_p]),
+    "gtrain_object_write": (c_int, [c_void_p, c_uint64, c_void_p, c_size_t, _ERROR]),
+    "gtrain_object_seal": (c_int, [c_void_p, c_void_p, _ERROR]),
+    "gtrain_object_release": (None, [c_void_p, c_int64]),
     "gtrain_call_reply": (None, [c_void_p, c_int, c_char_p, c_int, c_char_p, c_size_t]),
     "gtrain_call_left_ms": (c_int64, [c_void_p]),
     "gtrain_actors_inside": (c_int, []),

@@ -128,15 +128,19 @@ def _unpack(unpacker, of_map, depth):
     return of_map(found)
 
 
+def dtype_of(name):
+    """That of numpy, or of ml_dtypes, with this name."""
+    import numpy
+    try:
+        return numpy.dtype(name)
+    except TypeError:
+        import ml_dtypes
+        return numpy.dtype(getattr(ml_dtypes, name))
+
+
 def _numbers(token):
     import numpy
-    name = _DTYPES[token.dtype]
-    try:
-        dtype = numpy.dtype(name)
-    except TypeError:  # those of ml_dtypes
-        import ml_dtypes
-        dtype = numpy.dtype(getattr(ml_dtypes, name))
-    numbers = numpy.empty(token.count, dtype=dtype)
+    numbers = numpy.empty(token.count, dtype=dtype_of(_DTYPES[token.dtype]))
     if token.count:
         ctypes.memmove(numbers.ctypes.data, token.data, numbers.nbytes)
     return numbers

@@ -35,13 +35,15 @@ import time
 import traceback
 from ctypes import byref, c_int, c_void_p
 
-from . import _library, _values
+from . import _library, _objects, _values
+from ._buffers import Buffer
 from ._errors import FailedPrecondition, GtrainError, InvalidArgument, Unavailable, error_for
 from .session import EXIT_RUN_ME_AGAIN, Session
 
 _SPREADS = {"processes": 0, "nodes": 1, "pack": 2, "here": 3}
 _STATUS_OK, _STATUS_UNKNOWN = 0, 2
 _REF_CLASS, _REF = "gtrain.actor", "gtrain.reference"
+_OBJECT_KEYS = dict.fromkeys(("gtrain.object", "gtrain.dtype", "gtrain.shape")).keys()
 
 _deadline = contextvars.ContextVar("gtrain_deadline", default=None)  # of the call that this code runs for
 _classes = {}  # those of this program, by name
@@ -90,13 +92,19 @@ def _class_of(cls):
 
 
 def _pack(value):
-    return _values.pack(value, lambda other: {_REF_CLASS: other._name, _REF: other._bytes} if isinstance(other, Ref) else None)
+    def of_other(other):
+        if isinstance(other, Ref):
+            return {_REF_CLASS: other._name, _REF: other._bytes}
+        return other._value() if isinstance(other, Object) else None
+    return _values.pack(value, of_other)
 
 
 def _unpack(address, size):
     def of_map(found):
         if found.keys() == {_REF_CLASS, _REF}:
             return Ref(found[_REF_CLASS], found[_REF])
+        if found.keys() == _OBJECT_KEYS:
+            return Object(*(found[key] for key in _OBJECT_KEYS))
         return found
     return _values.unpack(address, size, of_map)
 
@@ -149,6 +157,11 @@ def _reply(user, status, message, data, size):
         pass  # its caller has cancelled it
     except Exception as error:  # pylint: disable=broad-except
         call._future.set_exception(error)
+
+
+@_library.OBJECT_REPLY
+def _object_reply(user, status, message, handle):
+    _reply(user, status, message, handle, 0)
 
 
 @_library.REPLY
@@ -239,6 +252,58 @@ class Owner(Ref):
         self.close()
 
 
+# ---- objects
+
+
+class Object:
+    """Names an array that stays where it was made: `await it.read()` gives it, without a copy on the same machine. It owns nothing, and
+    is a value: it travels in arguments and results."""
+
+    def __init__(self, reference, dtype, shape):
+        self._bytes, self.dtype, self.shape = reference, dtype, tuple(shape)
+
+    def _value(self):
+        return dict(zip(_OBJECT_KEYS, (self._bytes, self.dtype, list(self.shape))))
+
+    def read(self, timeout=60.0):
+        """`await` it for an array of numpy that is read-only. It keeps the memory for as long as it lives, also when the owner has let
+        it go. NOT_FOUND: it has. UNAVAILABLE: its process is gone."""
+        call, engine, milliseconds = Call(), _running(), _milliseconds(timeout)
+        _library.load().gtrain_object_read(engine, self._bytes, len(self._bytes), milliseconds, _object_reply,
+                                           _begin(call, lambda handle, _: _objects.view(handle, self.dtype, self.shape)))
+        return call
+
+    def __repr__(self):
+        return f"<object of {self.dtype} {list(self.shape)}>"
+
+
+class ObjectOwner(Object):
+    """Owns an object, which is no more when this is closed, or gone. `let_go(after=60)`: it is there for that long without an owner, as
+    a result whose reader is still to come."""
+
+    def __init__(self, handle, *names):
+        super().__init__(*names)
+        self._handle = handle
+
+    def let_go(self, after=0.0):
+        handle, self._handle = self._handle, None
+        if handle:
+            _library.load().gtrain_object_release(handle, int(after * 1000))
+        return Object(self._bytes, self.dtype, self.shape)
+
+    def close(self):
+        self.let_go()
+
+    def __del__(self):
+        self.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close()
+
+
 class Cluster:
     """The actors of a job, as one of its processes sees them."""
 
@@ -247,22 +312,45 @@ class Cluster:
         """Those that may have actors, this one counted."""
         return _library.load().gtrain_actors_processes(_running())
 
-    def spawn(self, cls, *args, on="processes", rank=None, name=None, restarts=3, keep=False, timeout=60.0, **kwargs):
+    def spawn(self, cls, *args, on="processes", rank=None, name=None, restarts=3, keep=False, concurrency=1, detached=False,
+              timeout=60.0, **kwargs):
         """`await` it for the Owner. Where: `on` is "processes" (that with the fewest of this owner's), "nodes", "pack", "here"; or
         `rank`. `name`: all ranks find it by that. `restarts`: so often it is made anew within an hour. `keep`: its state outlives
-        its process, and is with its owner before anybody hears what a call came to."""
+        its process, and is with its owner before anybody hears what a call came to. `concurrency`: so many of its calls run at a
+        time, on as many threads. `detached`: it is nobody's and ends with the job, or by `end`; `await` it for a Ref then."""
         cls = _class_of(cls)
         if on not in _SPREADS:
             raise InvalidArgument(f"on={on!r}: it is one of {', '.join(_SPREADS)}")
         if rank is not None and rank < 0:
             raise InvalidArgument(f"rank={rank}: ranks are numbered from 0")
         options = _library.SpawnOptions(size=ctypes.sizeof(_library.SpawnOptions), restarts=restarts, spread=_SPREADS[on],
-                                        rank=-1 if rank is None else rank, keep=int(keep),
+                                        rank=-1 if rank is None else rank, keep=int(keep), concurrency=concurrency,
+                                        detached=int(detached), apart=0,
                                         name=None if name is None else name.encode())
         data = _pack([list(args), kwargs])
         call, engine, milliseconds = Call(), _running(), _milliseconds(timeout)
         _library.load().gtrain_actors_spawn(engine, cls.__name__.encode(), byref(options), data, len(data), milliseconds, _reply,
-                                            _begin(call, lambda at, size: Owner(cls.__name__, ctypes.string_at(at, size))))
+                                            _begin(call, lambda at, size: (Ref if detached else Owner)(
+                                                cls.__name__, ctypes.string_at(at, size))))
+        return call
+
+    def end(self, ref, timeout=60.0):
+        """Ends a detached actor; `await` it. INVALID_ARGUMENT: it is not detached. NOT_FOUND: it is no more."""
+        call, engine, milliseconds = Call(), _running(), _milliseconds(timeout)
+        _library.load().gtrain_actors_end_detached(engine, ref._bytes, len(ref._bytes), milliseconds, _reply,
+                                                   _begin(call, lambda at, size: None))
+        return call
+
+    def put(self, array, timeout=60.0):
+        """`await` it for the ObjectOwner of an array of numpy, a tensor of torch on the CPU, or a buffer: one copy, into memory that all
+        processes of this machine read. RESOURCE_EXHAUSTED: there was no room until then (`main(object_bytes=...)`)."""
+        buffer = Buffer(array, writable=False)
+        call, engine, milliseconds = Call(), _running(), _milliseconds(timeout)
+
+        def become(handle, _):
+            reference = _objects.fill(handle, buffer)
+            return ObjectOwner(handle, reference, _objects.NAME_OF[buffer.dtype], buffer.shape)
+        _library.load().gtrain_object_create(engine, buffer.bytes, milliseconds, _object_reply, _begin(call, become))
         return call
 
     def find(self, cls, name, timeout=60.0):
@@ -435,23 +523,23 @@ def _await_over(driving):
             pass  # the generation goes on
 
 
-def main(drive, threads=0, mailbox_calls=0, mailbox_bytes=0, join_timeout=600.0):
+def main(drive, threads=0, mailbox_calls=0, mailbox_bytes=0, object_bytes=0, join_timeout=600.0):
     """Runs a program of actors: `drive(cluster)`, a coroutine, in one rank, and hosts in all. Returns the exit code that gtrain
     understands: 0, when the driver has ended well; 75 to be run again; 1 with what the driver raised on stderr."""
     if not inspect.iscoroutinefunction(drive):
         raise InvalidArgument("the driver is `async def drive(cluster)`")
     try:
         with Session(join_timeout=join_timeout, stay=True) as session:
-            return _main(session, drive, threads, mailbox_calls, mailbox_bytes)
+            return _main(session, drive, _library.ActorsOptions(
+                size=ctypes.sizeof(_library.ActorsOptions), threads=threads, mailbox_calls=mailbox_calls,
+                mailbox_bytes=mailbox_bytes, object_bytes=object_bytes))
     except Unavailable as error:
         print(f"gtrain: {error}", file=sys.stderr)
         return EXIT_RUN_ME_AGAIN
 
 
-def _main(session, drive, threads, mailbox_calls, mailbox_bytes):
+def _main(session, drive, options):
     global _engine
-    options = _library.ActorsOptions(size=ctypes.sizeof(_library.ActorsOptions), threads=threads, mailbox_calls=mailbox_calls,
-                                     mailbox_bytes=mailbox_bytes)
     engine = c_void_p()
     _library.call("gtrain_actors_open", session.handle, byref(options), byref(engine))
     hosted = [_Hosted(cls) for cls in _classes.values()]  # as long as the library may call them

@@ -1,5 +1,5 @@
 // The actors of actor_c.h.
-#include <unistd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <memory>
@@ -12,8 +12,8 @@
 #include "absl/strings/string_view.h"
 #include "actors/exec/cluster.h"
 #include "actors/values/values.h"
+#include "base/available_memory.h"
 #include "base/clock.h"
-#include "base/fork_guard.h"
 #include "base/logging.h"
 #include "base/module.h"
 #include "base/mutex.h"
@@ -21,30 +21,15 @@
 #include "base/status_macros.h"
 #include "gtrain/actor_c.h"
 #include "net/port/net_module.h"
-#include "runtime/capi/handles.h"
+#include "runtime/capi/actors_handle.h"
 
 struct gtrain_packer {
   gtrain::actors::Packer packer;
   bool out_of_memory = false;
 };
 
-struct gtrain_actors {
-  pid_t owner = getpid();
-  gtrain::ForkGuard fork_guard;
-  std::shared_ptr<gtrain::Session> session;
-  std::unique_ptr<gtrain::actors::Cluster> cluster;
-};
-
 namespace gtrain::capi {
 namespace {
-
-// As that of other handles, without a system call for each call of an actor.
-absl::Status CheckActors(const gtrain_actors* handle) {
-  if (handle == nullptr) return absl::InvalidArgumentError("the handle is NULL");
-  return handle->fork_guard.Forked() ? ForkedError() : absl::OkStatus();
-}
-
-absl::string_view View(const void* data, size_t size) { return {static_cast<const char*>(data), size}; }
 
 // A packer says in the end that there was no memory.
 template <typename Body>
@@ -85,6 +70,7 @@ absl::Status TakeNext(gtrain_unpacker* unpacker, gtrain_value* out) {
 }
 
 constexpr absl::Duration kJoinWithin = absl::Minutes(10);
+constexpr uint64_t kMemoryAtMost = uint64_t{1} << 50;  // where nobody knows it
 
 // How the ranks of a job find each other: the generations of a session.
 class SessionGathering final : public actors::Gathering {
@@ -140,6 +126,21 @@ absl::StatusOr<std::optional<actors::ClusterNetwork>> NetworkOf(const std::share
   return network;
 }
 
+actors::ObjectOptions ObjectOptionsOf(int64_t bytes) {
+  actors::ObjectOptions options;
+  if (bytes > 0) {
+    options.bytes_max = static_cast<uint64_t>(bytes);
+  } else {
+    options.bytes_max = std::min(AvailableMemory(), kMemoryAtMost) / 10 * 3;
+    options.of_machine = true;
+  }
+  // Objects and copies have a descriptor each, and the program needs some of them.
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+    options.objects_max = std::clamp<rlim_t>(files.rlim_cur / 4, 16, 65'536);
+  return options;
+}
+
 absl::Status Open(gtrain_session* session, const gtrain_actors_options* options, gtrain_actors** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
@@ -148,9 +149,9 @@ absl::Status Open(gtrain_session* session, const gtrain_actors_options* options,
   if (options != nullptr) {
     GT_RETURN_IF_ERROR(CheckSize(options->size, sizeof(*options), "gtrain_actors_options"));
     if (options->threads < 0 || options->threads > 1024 || options->mailbox_calls < 0 ||
-        options->mailbox_bytes < 0) {
+        options->mailbox_bytes < 0 || options->object_bytes < 0) {
       return absl::InvalidArgumentError(
-          "`threads` is 0 to 1024, `mailbox_calls` and `mailbox_bytes` are not below 0");
+          "`threads` is 0 to 1024, `mailbox_calls`, `mailbox_bytes` and `object_bytes` are not below 0");
     }
     if (options->threads > 0) host.threads = options->threads;
     if (options->mailbox_calls > 0) host.mailbox_calls = static_cast<size_t>(options->mailbox_calls);
@@ -162,7 +163,8 @@ absl::Status Open(gtrain_session* session, const gtrain_actors_options* options,
     handle->session = session->session;
   }
   static const auto* const clock = new RealClock;  // threads that are left to themselves may outlive main()
-  handle->cluster = std::make_unique<actors::Cluster>(host, *clock);
+  handle->cluster = std::make_unique<actors::Cluster>(
+      host, *clock, ObjectOptionsOf(options == nullptr ? 0 : options->object_bytes));
   *out = handle.release();
   return absl::OkStatus();
 }
@@ -222,6 +224,32 @@ absl::Status Register(gtrain_actors* handle, const gtrain_actor_class* in) {
   return handle->cluster->Register(std::move(type));
 }
 
+struct HowToSpawn {
+  actors::SpawnOptions options;
+  actors::Placement placement;
+  std::string name;
+  bool detached = false;
+};
+
+absl::StatusOr<HowToSpawn> Read(const gtrain_spawn_options& options) {
+  GT_RETURN_IF_ERROR(CheckSize(options.size, sizeof(options), "gtrain_spawn_options"));
+  HowToSpawn how;
+  if (options.restarts >= 0) how.options.restarts = options.restarts;
+  if (options.spread < GTRAIN_SPREAD_PROCESSES || options.spread > GTRAIN_SPREAD_HERE)
+    return absl::InvalidArgumentError("`spread` is none of GTRAIN_SPREAD_*");
+  how.placement.spread = static_cast<actors::Spread>(options.spread);
+  if (options.rank >= 0) how.placement.rank = options.rank;
+  how.placement.apart = options.apart;
+  how.options.keep = options.keep != 0;
+  if (options.concurrency != 0) how.options.concurrency = options.concurrency;
+  if (options.name != nullptr) how.name = options.name;
+  how.detached = options.detached != 0;
+  if (how.detached && how.placement.apart > 0)
+    return absl::InvalidArgumentError(
+        "a detached actor is apart from no others: it has an owner after another");
+  return how;
+}
+
 // A few at once and then one a second: who tells more than a mailbox takes does so in a loop.
 void LogLostTell(const absl::Status& status) {
   static Mutex mutex;
@@ -251,11 +279,6 @@ actors::Reply ReplyOf(gtrain_reply_function reply, void* user) {
     reply(user, static_cast<gtrain_status>(status.code()), std::string(status.message()).c_str(), data.data(),
           data.size());
   };
-}
-
-absl::Status CheckTimeout(int64_t timeout_ms) {
-  if (timeout_ms > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("a timeout of ", timeout_ms, " ms: a call has one above 0"));
 }
 
 }  // namespace
@@ -386,29 +409,53 @@ void gtrain_actors_spawn(gtrain_actors* actors, const char* type, const gtrain_s
     GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
     GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
     if (type == nullptr) return absl::InvalidArgumentError("`type` is NULL");
-    gtrain::actors::SpawnOptions spawn;
-    gtrain::actors::Placement placement;
-    std::string name;
+    gtrain::capi::HowToSpawn how;
     if (options != nullptr) {
-      GT_RETURN_IF_ERROR(gtrain::capi::CheckSize(options->size, sizeof(*options), "gtrain_spawn_options"));
-      if (options->restarts >= 0) spawn.restarts = options->restarts;
-      if (options->spread < GTRAIN_SPREAD_PROCESSES || options->spread > GTRAIN_SPREAD_HERE)
-        return absl::InvalidArgumentError("`spread` is none of GTRAIN_SPREAD_*");
-      placement.spread = static_cast<gtrain::actors::Spread>(options->spread);
-      if (options->rank >= 0) placement.rank = options->rank;
-      spawn.keep = options->keep != 0;
-      if (options->name != nullptr) name = options->name;
+      GT_ASSIGN_OR_RETURN(how, gtrain::capi::Read(*options));
     }
-    if (!name.empty()) {
-      actors->cluster->SpawnNamed(name, type, spawn, placement, std::string(View(arguments, size)),
-                                  absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));
-      return absl::OkStatus();
+    std::string bytes(View(arguments, size));
+    const absl::Duration timeout = absl::Milliseconds(timeout_ms);
+    gtrain::actors::Reply replies = gtrain::capi::ReplyOf(reply, user);
+    if (how.detached) {
+      actors->cluster->SpawnDetached(how.name, type, how.options, how.placement, std::move(bytes), timeout,
+                                     std::move(replies));
+    } else if (!how.name.empty()) {
+      actors->cluster->SpawnNamed(how.name, type, how.options, how.placement, std::move(bytes), timeout,
+                                  std::move(replies));
+    } else {
+      actors->cluster->Spawn(type, how.options, how.placement, std::move(bytes), timeout, std::move(replies));
     }
-    actors->cluster->Spawn(type, spawn, placement, std::string(View(arguments, size)),
-                           absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));
     return absl::OkStatus();
   });
   if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
+}
+
+void gtrain_actors_end_detached(gtrain_actors* actors, const void* reference, size_t reference_size,
+                                int64_t timeout_ms, gtrain_reply_function reply, void* user) {
+  gtrain_error error;
+  const gtrain_status status = Call(&error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
+    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorRef ref,
+                        gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
+    actors->cluster->EndDetached(ref, absl::Milliseconds(timeout_ms), gtrain::capi::ReplyOf(reply, user));
+    return absl::OkStatus();
+  });
+  if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
+}
+
+void gtrain_actors_await_end(gtrain_actors* actors, const void* reference, size_t reference_size,
+                             gtrain_reply_function reply, void* user) {
+  if (reply == nullptr) return;
+  gtrain_error error;
+  const gtrain_status status = Call(&error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
+    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorRef ref,
+                        gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
+    actors->cluster->Watch(ref, gtrain::capi::ReplyOf(reply, user));
+    return absl::OkStatus();
+  });
+  if (status != GTRAIN_OK) reply(user, status, error.message, nullptr, 0);
 }
 
 // NOLINTNEXTLINE(readability-function-size)

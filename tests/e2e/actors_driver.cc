@@ -8,6 +8,12 @@
 //   nest COUNT          an actor on another rank spawns COUNT of its own, and they end with it
 //   stubborn            calls an actor of another rank for ever, whatever comes of it; DIR/begun likewise
 //   keep SECONDS        likewise, with sums whose state is kept; DIR/begun is there when they are
+//   object BYTES        makes an object, which a reader on each other rank adds up, all at once
+//   survive             finds a detached sum, or makes it, and adds 1 to it for ever; DIR/driver.PID has what
+//   came
+//                       of it, and the file DIR/enough ends it
+//   apart COUNT         spawns a group of COUNT that are to be in processes of their own, and adds up their
+//   ranks
 #include <gtrain/gtrain.h>
 #include <unistd.h>
 
@@ -15,8 +21,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -158,6 +167,90 @@ class Sum {
 [[maybe_unused]] constexpr auto kSum =
     gtrain::Actor<Sum, gtrain::Ctor<>, gtrain::Methods<&Sum::Add, &Sum::Total>>;
 
+// Reads an object, and says which memory that is.
+class Reader {
+ public:
+  gtrain::Task<std::pair<int64_t, int64_t>> Add(gtrain::Object<int32_t> object) {
+    view_ = co_await object.Read();
+    co_return std::pair(std::accumulate(view_.begin(), view_.end(), int64_t{0}), MemoryOf(view_.data()));
+  }
+  int64_t First() const { return view_[0]; }
+  int64_t Process() const { return getpid(); }
+
+ private:
+  // The inode of the mapping (proc(5), maps).
+  static int64_t MemoryOf(const void* data) {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      uintptr_t from = 0, to = 0;
+      long inode = 0;
+      if (std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %ld", &from, &to, &inode) != 3) continue;
+      const auto at = reinterpret_cast<uintptr_t>(data);
+      if (from <= at && at < to && line.find("gtrain-object") != std::string::npos) return inode;
+    }
+    return 0;
+  }
+  gtrain::ObjectView<int32_t> view_;
+};
+[[maybe_unused]] constexpr auto kReader =
+    gtrain::Actor<Reader, gtrain::Ctor<>,
+                  gtrain::Methods<&Reader::Add, &Reader::First, &Reader::Process,
+                                  gtrain::Reduces<&Reader::Process, gtrain::Sum>>>;
+
+gtrain::Task<> ReadEverywhere(gtrain::Cluster& cluster, int64_t bytes) {
+  std::vector<gtrain::Owner<Reader>> readers;
+  for (int rank = 1; rank < cluster.processes(); ++rank)
+    readers.push_back(co_await cluster.Spawn<Reader>(gtrain::Spawn().OnRank(rank)));
+  auto draft = co_await cluster.Create<int32_t>(bytes / 4);
+  std::iota(draft.span().begin(), draft.span().end(), 0);
+  const int64_t wanted = std::accumulate(draft.span().begin(), draft.span().end(), int64_t{0});
+  auto object = co_await std::move(draft).Seal();
+  std::vector<gtrain::Future<std::pair<int64_t, int64_t>>> adding;
+  for (const auto& reader : readers) adding.push_back(reader.Call<&Reader::Add>(object.ref()));
+  std::set<int64_t> memories;
+  for (auto& one : adding) {
+    const auto [sum, memory] = co_await std::move(one);
+    if (sum != wanted) co_await gtrain::Status(gtrain::StatusCode::kDataLoss, "another sum");
+    memories.insert(memory);
+  }
+  const gtrain::Object<int32_t> ref = object;
+  object = {};
+  int64_t first = 0;
+  for (const auto& reader : readers) first += co_await reader.Call<&Reader::First>();
+  const auto gone = co_await gtrain::Try(readers[0].Call<&Reader::Add>(ref));
+  std::printf("memories %zu first %ld after the end: %s\n", memories.size() - memories.count(0), first,
+              gone.status().ToString().c_str());
+}
+
+gtrain::Task<> Survive(gtrain::Cluster& cluster) {
+  auto sum =
+      co_await cluster.FindOrSpawn<Sum>(gtrain::Spawn("sum").Restarts(100'000).Keep(gtrain::Durable::kPeer));
+  std::ofstream result(arguments[0] + "/driver." + std::to_string(getpid()));
+  while (!std::ifstream(arguments[0] + "/enough")) {
+    const auto now = co_await gtrain::Try(sum.Call<&Sum::Add>(int64_t{1}));
+    if (now.ok()) {
+      result << *now << std::endl;
+    } else {
+      result << now.status().ToString() << std::endl;
+      sum = co_await cluster.FindOrSpawn<Sum>(gtrain::Spawn("sum"));
+    }
+  }
+  co_await cluster.End(sum);
+}
+
+gtrain::Task<> SpawnApart(gtrain::Cluster& cluster, size_t count) {
+  auto group = co_await gtrain::Try(cluster.SpawnGroup<Reader>(count, gtrain::Spawn().Strict()));
+  std::printf("apart: %s\n", group.ok() ? "all" : group.status().ToString().c_str());
+  if (!group.ok()) co_return;
+  int64_t sum = 0;
+  for (const int64_t process : co_await group->Call<&Reader::Process>()) {
+    std::printf("process %ld\n", process);
+    sum += process;
+  }
+  const int64_t reduced = co_await group->Reduce<&Reader::Process, gtrain::Sum>();
+  std::printf("reduced %s\n", reduced == sum ? "well" : "wrong");
+}
+
 // 16 calls are under way to each; none of them may be lost, or counted twice.
 gtrain::Task<> KeepOn(gtrain::Cluster& cluster, int seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
@@ -198,6 +291,9 @@ gtrain::Task<> Drive(gtrain::Cluster& cluster) {
   if (what == "nest") co_await Nest(cluster, std::atoi(arguments[2].c_str()));
   if (what == "stubborn") co_await CallForEver(cluster);
   if (what == "keep") co_await KeepOn(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "object") co_await ReadEverywhere(cluster, std::atoll(arguments[2].c_str()));
+  if (what == "survive") co_await Survive(cluster);
+  if (what == "apart") co_await SpawnApart(cluster, std::stoul(arguments[2]));
   if (what == "fail") {
     auto counter = co_await cluster.Spawn<Counter>("fails");
     co_await counter.With(std::chrono::seconds(1)).Call<&Counter::Add>(int64_t{1});

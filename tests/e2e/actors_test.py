@@ -68,6 +68,50 @@ class ActorsTest(harness.GtrainTest):
                 os.kill(pid, signal.SIGKILL)
         wait_until('the ranks to end', lambda: not any(harness.alive(pid) for pid in self.processes()), 60)
 
+    def test_an_object_is_one_memory_for_all_readers_of_a_machine(self):
+        self.launch('object', 5, 'object', 64 << 20)
+        self.wait_for_state('object', 'SUCCEEDED')
+        log = self.log('object')
+        self.assertIn('memories 1 first 0 after the end: NOT_FOUND: object 1 of rank 0', log)
+        self.assertIn('is no more: its owner has let it go', log)
+        self.end_local_cluster()
+
+    def test_a_group_that_is_apart_is_whole_or_not_there(self):
+        for count in (3, 4):
+            self.launch(f'apart-{count}', 3, 'apart', count)
+            self.wait_for_state(f'apart-{count}', 'SUCCEEDED')
+        log = self.log('apart-3')
+        self.assertEqual(len(set(re.findall(r'process (\d+)', log))), 3, log)
+        self.assertIn('reduced well', log)
+        self.assertIn('apart: FAILED_PRECONDITION: each process of the job has an actor of this group', self.log('apart-4'))
+        self.end_local_cluster()
+
+    def test_the_next_driver_finds_what_the_one_before_has_detached(self):
+        """P4: the process that drives is killed again and again; what it was told is in the sum, once."""
+        self.launch('survive', 4, 'survive', extra='elastic: {mode: in-place}\nrestart: {budget: 10000, before_first_step: 10000}\n')
+        drivers = []
+        for _ in range(3):
+            driver = wait_until('another driver that adds', lambda: (lambda pid: pid if pid not in drivers and self.added(pid) else None)(
+                int(self.read('driver') or 0) if os.path.exists(os.path.join(self.out, 'driver')) else 0))
+            drivers.append(driver)
+            if len(drivers) < 3:
+                wait_until('all hosts', lambda: len([pid for pid in self.processes() if harness.alive(pid)]) == 4)
+                os.kill(driver, signal.SIGKILL)
+        open(os.path.join(self.out, 'enough'), 'w').close()
+        self.wait_for_state('survive', 'SUCCEEDED')
+        sums = [self.added(driver) for driver in drivers]
+        for numbers in sums:
+            self.assertEqual(numbers, list(range(numbers[0], numbers[0] + len(numbers))))
+        # One call of a driver that was killed may have been added without a word.
+        for before, after in zip(sums, sums[1:]):
+            self.assertIn(after[0] - before[-1], (1, 2))
+        self.end_local_cluster()
+
+    def added(self, pid):
+        """The sums that this driver has heard of, all of them numbers."""
+        name = f'driver.{pid}'
+        return [int(line) for line in self.read(name).splitlines()] if os.path.exists(os.path.join(self.out, name)) else []
+
     def test_a_failed_driver_fails_the_job_and_says_why(self):
         self.launch('fail', 2, 'fail', extra='restart: {budget: 0}\n')
         self.wait_for_state('fail', 'FAILED')

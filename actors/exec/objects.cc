@@ -1,0 +1,471 @@
+#include "actors/exec/objects.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/threads.h"
+#include "base/units.h"
+
+namespace gtrain::actors {
+namespace {
+
+constexpr int kPartsAtOnce = 4;
+constexpr size_t kWaitingMax = 1024;  // who wants room
+// How often readers of other processes are looked for, who say nothing when they are done.
+constexpr absl::Duration kLookWhenWanted = absl::Milliseconds(2), kLookWhenRead = absl::Milliseconds(200);
+
+}  // namespace
+
+Objects::Objects(const CallerId& self, const ObjectOptions& options, Functions functions, const Clock& clock)
+    : self_(self),
+      options_(options),
+      functions_(std::move(functions)),
+      clock_(clock),
+      bytes_max_(options.bytes_max) {}
+
+Objects::~Objects() { Close(); }
+
+void Objects::SetShares(size_t processes) {
+  MutexLock lock(&mutex_);
+  if (options_.of_machine) bytes_max_ = options_.bytes_max / std::max<size_t>(1, processes);
+}
+
+void Objects::Close() {
+  Heard heard;
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    for (Waiting& one : std::exchange(waiting_, {})) {
+      heard.push_back([reply = std::move(one.reply)]() mutable {
+        reply(absl::CancelledError("the cluster of this process is closed"));
+      });
+    }
+    for (auto& [id, block] : blocks_) block.memory->Withdraw();
+    blocks_.clear();
+    released_.clear();
+    idle_.clear();
+    used_ = 0;
+  }
+  Tell(heard);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Objects::Tell(Heard& heard) {
+  for (auto& one : heard) one();
+  heard.clear();
+}
+
+// ---- memory
+
+void Objects::Create(uint64_t bytes, absl::Duration timeout, Hears<Draft> reply) {
+  absl::StatusOr<Draft> made;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_) {
+      made = absl::CancelledError("the cluster of this process is closed");
+    } else if (bytes > bytes_max_) {
+      made = absl::ResourceExhaustedError(absl::StrCat(
+          "an object of ", PrintBytes(static_cast<int64_t>(bytes)), ": the objects of a process have ",
+          PrintBytes(static_cast<int64_t>(bytes_max_)), " at most (ClusterOptions::object_bytes)"));
+    } else if (waiting_.size() >= kWaitingMax) {
+      made = absl::ResourceExhaustedError(absl::StrCat(kWaitingMax, " wait for room for an object already"));
+    } else {
+      if (waiting_.empty()) made = Take(bytes);
+      if (!waiting_.empty() || absl::IsUnavailable(made.status())) {
+        waiting_.push_back({bytes, clock_.Now() + timeout, std::move(reply)});
+        StartThread();
+        return;
+      }
+    }
+  }
+  reply(std::move(made));
+}
+
+// Unavailable: there is no room now.
+absl::StatusOr<Objects::Draft> Objects::Take(uint64_t bytes) {
+  std::shared_ptr<ObjectMemory> memory = TakeIdle(bytes);
+  if (memory == nullptr) {
+    if (!MakeRoom(bytes)) return absl::UnavailableError("no room");
+    absl::StatusOr<std::shared_ptr<ObjectMemory>> made = ObjectMemory::Make(bytes);
+    if (!made.ok()) return made.status();
+    memory = *std::move(made);
+    used_ += memory->footprint();
+  }
+  const uint64_t id = ++last_;
+  blocks_[id].memory = memory;
+  return Draft{id, std::move(memory)};
+}
+
+// Memory that was used before needs no page of the kernel's.
+std::shared_ptr<ObjectMemory> Objects::TakeIdle(uint64_t bytes) {
+  if (blocks_.size() >= options_.objects_max) return nullptr;
+  if (!released_.empty()) Reap();
+  for (auto it = idle_.rbegin(); it != idle_.rend(); ++it) {
+    if ((*it)->capacity() < bytes || (*it)->capacity() / 2 > bytes) continue;
+    std::shared_ptr<ObjectMemory> memory = std::move(*it);
+    idle_.erase(std::next(it).base());
+    return memory;
+  }
+  return nullptr;
+}
+
+bool Objects::MakeRoom(uint64_t bytes) {
+  const auto fits = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // Heads are not counted against whoever asks for all that there may be.
+    return blocks_.size() < options_.objects_max && used_ <= bytes_max_ && bytes <= bytes_max_ - used_;
+  };
+  if (!released_.empty()) Reap();
+  while (!fits()) {
+    if (!idle_.empty()) {
+      used_ -= idle_.front()->footprint();
+      idle_.pop_front();
+    } else if (!EvictOne()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Objects::InUse(const Block& block) { return block.memory.use_count() > 1 || block.memory->IsRead(); }
+
+// The copy that was not used for longest.
+bool Objects::EvictOne() {
+  auto oldest = copies_.end();
+  for (auto it = copies_.begin(); it != copies_.end(); ++it) {
+    if (!it->second.whole || (oldest != copies_.end() && oldest->second.used <= it->second.used)) continue;
+    if (!InUse(blocks_.at(it->second.id))) oldest = it;
+  }
+  if (oldest == copies_.end()) return false;
+  const auto block = blocks_.find(oldest->second.id);
+  copies_.erase(oldest);
+  block->second.memory->Withdraw();
+  if (InUse(block->second)) {  // somebody was quicker
+    block->second.withdrawn = true;
+    block->second.ends_at = clock_.Now();
+    released_.insert(block->first);
+    StartThread();
+    return true;
+  }
+  Free(block);
+  return true;
+}
+
+std::map<uint64_t, Objects::Block>::iterator Objects::Free(std::map<uint64_t, Block>::iterator it) {
+  it->second.memory->set_used();
+  idle_.push_back(std::move(it->second.memory));
+  // What nobody may want again is not to be most of what there is.
+  if (idle_.size() > options_.objects_max / 4) {
+    used_ -= idle_.front()->footprint();
+    idle_.pop_front();
+  }
+  if (!idle_.empty() && idle_.back()->footprint() > bytes_max_ / 4) {
+    used_ -= idle_.back()->footprint();
+    idle_.pop_back();
+  }
+  return blocks_.erase(it);
+}
+
+// Frees what was released and nobody reads any more.
+void Objects::Reap() {
+  const Instant now = clock_.Now();
+  for (auto id = released_.begin(); id != released_.end();) {
+    const auto it = blocks_.find(*id);
+    if (it->second.ends_at <= now && !std::exchange(it->second.withdrawn, true))
+      it->second.memory->Withdraw();
+    if (!it->second.withdrawn || InUse(it->second)) {
+      ++id;
+      continue;
+    }
+    Free(it);
+    id = released_.erase(id);
+  }
+}
+
+ObjectRef Objects::Seal(const Draft& draft, uint64_t bytes) {
+  ObjectRef ref;
+  ref.owner = self_;
+  ref.id = draft.id;
+  ref.bytes = bytes;
+  MutexLock lock(&mutex_);
+  const auto it = blocks_.find(draft.id);
+  if (it == blocks_.end()) return ref;  // closed
+  it->second.sealed = true;
+  it->second.bytes = bytes;
+  it->second.memory->Publish(&ref);
+  return ref;
+}
+
+void Objects::Release(uint64_t id, absl::Duration grace) {
+  Heard heard;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = blocks_.find(id);
+    if (it == blocks_.end() || it->second.ends_at) return;
+    it->second.ends_at = clock_.Now() + grace;
+    released_.insert(id);
+    Reap();
+    Serve(heard);
+    if (!released_.empty()) StartThread();
+  }
+  Tell(heard);
+}
+
+void Objects::Serve(Heard& heard) {
+  const Instant now = clock_.Now();
+  while (!waiting_.empty()) {
+    absl::StatusOr<Draft> made = Take(waiting_.front().bytes);
+    if (absl::IsUnavailable(made.status())) break;
+    heard.push_back([reply = std::move(waiting_.front().reply), made = std::move(made)]() mutable {
+      reply(std::move(made));
+    });
+    waiting_.pop_front();
+  }
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (now < it->deadline) {
+      ++it;
+      continue;
+    }
+    const absl::Status full = absl::ResourceExhaustedError(
+        absl::StrCat("no room for an object of ", PrintBytes(static_cast<int64_t>(it->bytes)),
+                     ": this process has ", blocks_.size(), " of ", PrintBytes(static_cast<int64_t>(used_)),
+                     ", and ", options_.objects_max, " of ", PrintBytes(static_cast<int64_t>(bytes_max_)),
+                     " are the most: let some go, or give it more (ClusterOptions::object_bytes)"));
+    heard.push_back([reply = std::move(it->reply), full]() mutable { reply(full); });
+    it = waiting_.erase(it);
+  }
+}
+
+void Objects::StartThread() {
+  if (thread_.joinable() || closed_) return;
+  thread_ = StartWithoutSignals([this] { Run(); });
+}
+
+absl::Duration Objects::NextLook() const {
+  if (waiting_.empty()) return released_.empty() ? absl::InfiniteDuration() : kLookWhenRead;
+  return kLookWhenWanted;
+}
+
+void Objects::Run() {
+  for (;;) {
+    Heard heard;
+    {
+      MutexLock lock(&mutex_);
+      const absl::Duration wait = NextLook();
+      mutex_.AwaitFor(wait,
+                      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_ || NextLook() < wait; });
+      if (closed_) return;
+      Reap();
+      Serve(heard);
+    }
+    Tell(heard);
+  }
+}
+
+Objects::Usage Objects::usage() const {
+  MutexLock lock(&mutex_);
+  return {used_, blocks_.size(), copies_.size(), waiting_.size()};
+}
+
+// ---- reading
+
+absl::Status Objects::NoMore(const ObjectRef& ref) const {
+  return absl::NotFoundError(absl::StrCat("object ", ref.id, " of ", functions_.name(ref.owner),
+                                          " is no more: its owner has let it go"));
+}
+
+void Objects::Get(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> reply) {
+  if (ref.owner == self_) {
+    Bytes bytes;
+    {
+      MutexLock lock(&mutex_);
+      const auto it = blocks_.find(ref.id);
+      if (it != blocks_.end() && it->second.sealed && !it->second.withdrawn && it->second.bytes == ref.bytes)
+        bytes = {it->second.memory, ref.bytes};
+    }
+    if (bytes.memory == nullptr) return reply(NoMore(ref));
+    return reply(std::move(bytes));
+  }
+  if (functions_.is_near(ref.owner)) {
+    absl::StatusOr<std::shared_ptr<ObjectMemory>> opened = ObjectMemory::Open(ref);
+    if (opened.ok()) return reply(Bytes{*std::move(opened), ref.bytes});
+    return CopyHere(ref, timeout, std::move(reply));  // or its owner says why there is none
+  }
+  const CallerId at = functions_.copies_at();
+  if (at == self_) return CopyHere(ref, timeout, std::move(reply));
+  functions_.ask(at, Control::kCopy, PrintObject(ref), timeout,
+                 [self = shared_from_this(), ref, deadline = clock_.Now() + timeout,
+                  reply = std::move(reply)](const absl::Status& status, absl::string_view result) mutable {
+                   if (absl::IsNotFound(status)) return reply(status);
+                   const absl::StatusOr<ObjectRef> copy = status.ok() ? ParseObject(result) : status;
+                   if (copy.ok()) {
+                     absl::StatusOr<std::shared_ptr<ObjectMemory>> opened = ObjectMemory::Open(*copy);
+                     if (opened.ok() && copy->bytes == ref.bytes)
+                       return reply(Bytes{*std::move(opened), ref.bytes});
+                   }
+                   const absl::Duration left = deadline - self->clock_.Now();
+                   if (left <= absl::ZeroDuration()) return reply(status.ok() ? self->NoMore(ref) : status);
+                   self->CopyHere(ref, left, std::move(reply));
+                 });
+}
+
+void Objects::OnPart(const PartRequest& request, Reply reply) {
+  std::shared_ptr<ObjectMemory> memory;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = blocks_.find(request.ref.id);
+    if (request.ref.owner == self_ && it != blocks_.end() && it->second.sealed && !it->second.withdrawn &&
+        it->second.bytes == request.ref.bytes)
+      memory = it->second.memory;
+  }
+  if (memory == nullptr) return reply(absl::NotFoundError("its owner has let it go"), {});
+  reply(absl::OkStatus(), {memory->data() + request.from, request.size});
+}
+
+void Objects::OnCopy(const ObjectRef& ref, absl::Duration timeout, Reply reply) {
+  CopyHere(ref, timeout,
+           [self = shared_from_this(), ref, reply = std::move(reply)](absl::StatusOr<Bytes> bytes) mutable {
+             if (!bytes.ok()) return reply(bytes.status(), {});
+             ObjectRef copy;
+             copy.owner = self->self_;
+             copy.bytes = ref.bytes;
+             {
+               MutexLock lock(&self->mutex_);
+               const auto it = self->copies_.find({ref.owner, ref.id});
+               if (it != self->copies_.end() && it->second.whole) {
+                 copy.id = it->second.id;
+                 self->blocks_.at(copy.id).memory->Publish(&copy);
+               }
+             }
+             if (copy.id == 0) return reply(absl::UnavailableError("the copy had to make room"), {});
+             reply(absl::OkStatus(), PrintObject(copy));
+           });
+}
+
+// ---- copies
+
+struct Objects::Fetch {
+  ObjectRef ref;
+  Draft draft;
+  Instant deadline;
+  Mutex mutex;
+  uint64_t next ABSL_GUARDED_BY(mutex) = 0;
+  int under_way ABSL_GUARDED_BY(mutex) = 0;
+  bool over ABSL_GUARDED_BY(mutex) = false;
+};
+
+void Objects::CopyHere(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> reply) {
+  const Key key{ref.owner, ref.id};
+  absl::StatusOr<Bytes> there = absl::CancelledError("the cluster of this process is closed");
+  bool begins = false;
+  {
+    MutexLock lock(&mutex_);
+    if (!closed_) {
+      Copy& copy = copies_[key];
+      copy.used = clock_.Now();
+      if (!copy.whole) {
+        begins = copy.waiting.empty();
+        copy.waiting.push_back(std::move(reply));
+      } else {
+        there = Bytes{blocks_.at(copy.id).memory, ref.bytes};
+      }
+      if (!copy.whole && !begins) return;
+    }
+  }
+  if (!begins) return reply(std::move(there));
+  auto fetch = std::make_shared<Fetch>();
+  fetch->ref = ref;
+  fetch->deadline = clock_.Now() + timeout;
+  Create(ref.bytes, timeout, [self = shared_from_this(), fetch](absl::StatusOr<Draft> made) {
+    if (!made.ok()) return self->EndFetch(fetch, made.status());
+    fetch->draft = *std::move(made);
+    self->FetchMore(fetch);
+  });
+}
+
+void Objects::FetchMore(const std::shared_ptr<Fetch>& fetch) {
+  for (;;) {
+    PartRequest part;
+    part.ref = fetch->ref;
+    {
+      MutexLock lock(&fetch->mutex);
+      if (fetch->over) return;
+      const uint64_t left = fetch->ref.bytes - fetch->next;
+      if (left == 0 && fetch->under_way == 0) break;
+      if (left == 0 || fetch->under_way == kPartsAtOnce) return;
+      part.from = fetch->next;
+      part.size = std::min(left, kObjectPartBytes);
+      fetch->next += part.size;
+      ++fetch->under_way;
+    }
+    functions_.ask(
+        fetch->ref.owner, Control::kPart, PrintPart(part),
+        std::max(absl::Milliseconds(1), fetch->deadline - clock_.Now()),
+        [self = shared_from_this(), fetch, part](const absl::Status& status, absl::string_view bytes) {
+          const bool whole = !status.ok() || bytes.size() == part.size;
+          self->OnFetched(fetch, part.from,
+                          whole ? status : absl::InternalError("its owner sent another size"), bytes);
+        });
+  }
+  EndFetch(fetch, absl::OkStatus());
+}
+
+void Objects::OnFetched(const std::shared_ptr<Fetch>& fetch, uint64_t from, const absl::Status& status,
+                        absl::string_view bytes) {
+  absl::Status now = status;
+  std::shared_ptr<ObjectMemory> memory;  // nobody else gets it while it is written here
+  {
+    MutexLock lock(&fetch->mutex);
+    if (fetch->over) return;
+    memory = fetch->draft.memory;
+  }
+  if (now.ok()) now = memory->Write(from, bytes.data(), bytes.size());
+  memory.reset();
+  {
+    MutexLock lock(&fetch->mutex);
+    --fetch->under_way;
+  }
+  if (now.ok()) return FetchMore(fetch);
+  const std::string whose = absl::StrCat("object ", fetch->ref.id, " of ", functions_.name(fetch->ref.owner));
+  if (absl::IsUnavailable(now))
+    now = absl::UnavailableError(absl::StrCat(whose, " is lost with its process"));
+  if (absl::IsNotFound(now)) now = NoMore(fetch->ref);
+  if (absl::IsDeadlineExceeded(now))
+    now = absl::DeadlineExceededError(absl::StrCat(whose, " was not fetched in time"));
+  EndFetch(fetch, now);
+}
+
+void Objects::EndFetch(const std::shared_ptr<Fetch>& fetch, const absl::Status& status) {
+  Bytes bytes;
+  {
+    MutexLock lock(&fetch->mutex);
+    if (std::exchange(fetch->over, true)) return;
+    bytes = {std::exchange(fetch->draft.memory, nullptr), fetch->ref.bytes};
+  }
+  std::vector<Hears<Bytes>> waiting;
+  absl::Status now = status;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_ && now.ok()) now = absl::CancelledError("the cluster of this process is closed");
+    const auto it = copies_.find({fetch->ref.owner, fetch->ref.id});
+    if (it != copies_.end()) {
+      waiting = std::exchange(it->second.waiting, {});
+      if (now.ok()) {
+        it->second.id = fetch->draft.id;
+        it->second.whole = true;
+        it->second.used = clock_.Now();
+        blocks_.at(it->second.id).sealed = true;
+        blocks_.at(it->second.id).bytes = fetch->ref.bytes;
+      } else {
+        copies_.erase(it);
+      }
+    }
+  }
+  if (!now.ok()) {
+    bytes.memory.reset();
+    Release(fetch->draft.id, absl::ZeroDuration());
+  }
+  for (Hears<Bytes>& one : waiting) one(now.ok() ? absl::StatusOr<Bytes>(bytes) : now);
+}
+
+}  // namespace gtrain::actors
