@@ -30,6 +30,7 @@
 #include <gtrain/session.h>
 #include <gtrain/status.h>
 #include <gtrain/task.h>
+#include <gtrain/task_run.h>
 #include <gtrain/value.h>
 
 #include <algorithm>
@@ -133,8 +134,8 @@ class Ref {
     using Answered = internal::Answered<T_, internal::AsValue<T_>>;
     auto* answered = new Answered({});
     Future<T_> future(answered->outcome());
-    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
-                       packed.size(), internal::Milliseconds(timeout_), &Answered::Reply, answered);
+    gtrain_actors_call_packed(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>,
+                              packed.packer(), internal::Milliseconds(timeout_), &Answered::Reply, answered);
     return future;
   }
   // A call of which nobody hears what it came to; gtrain logs that it failed. Never blocks.
@@ -147,8 +148,8 @@ class Ref {
                    status.message().c_str());
       return;
     }
-    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
-                       packed.size(), internal::Milliseconds(timeout_), nullptr, nullptr);
+    gtrain_actors_call_packed(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>,
+                              packed.packer(), internal::Milliseconds(timeout_), nullptr, nullptr);
   }
 
   void Persist(auto& archive) { archive(bytes_); }
@@ -161,6 +162,8 @@ class Ref {
     static_assert(internal::HasDescription<T>,
                   "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
                   "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is called");
+    static_assert(std::is_base_of_v<typename internal::TraitsOf<kMethod>::Owner, T>,
+                  "gtrain: this is a method of another class than the actor's");
     constexpr int index = decltype(GtrainActorOf(internal::ActorTag<T>()))::template Index<kMethod>();
     static_assert(index >= 0, "gtrain: gtrain::Methods<> of this class does not list this method");
     return index;
@@ -171,13 +174,9 @@ class Ref {
   template <auto kMethod, typename... Given>
   Status Pack(internal::Packed& packed, Given&&... given) const {
     using Arguments = typename internal::TraitsOf<kMethod>::Arguments;
-    static_assert(internal::Convertible<Arguments, Given&&...>(),
-                  "gtrain: these are not the arguments of the method");
-    static_assert(!internal::LosesFraction<Arguments, Given&&...>(),
-                  "gtrain: the method takes a whole number, and a number with a fraction is given");
+    internal::CheckMethodArguments<Arguments, Given&&...>();
     if (internal::Engine() == nullptr) return internal::NoCluster();
-    const Arguments arguments(std::forward<Given>(given)...);
-    return std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
+    return packed.PackAs<Arguments>(&internal::MethodName<kMethod>, std::forward<Given>(given)...);
   }
 
   std::string bytes_;
@@ -416,21 +415,15 @@ class Cluster {
                   "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
                   "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is spawned");
     using Arguments = typename decltype(GtrainActorOf(internal::ActorTag<T>()))::Arguments;
-    static_assert(internal::Convertible<Arguments, Given&&...>(),
-                  "gtrain: these are not the arguments of gtrain::Ctor<> of this class");
-    static_assert(
-        !internal::LosesFraction<Arguments, Given&&...>(),
-        "gtrain: gtrain::Ctor<> of this class takes a whole number, and a number with a fraction is "
-        "given");
+    internal::CheckCtorArguments<Arguments, Given&&...>();
     if (options.name().find('\0') != std::string::npos)
       return internal::Failed<Owner<T>>(
           Status(StatusCode::kInvalidArgument, "the name of an actor has no control characters"));
     if (options.rank() < -1)
       return internal::Failed<Owner<T>>(
           Status(StatusCode::kInvalidArgument, "Spawn().OnRank(): ranks are numbered from 0"));
-    const Arguments arguments(std::forward<Given>(given)...);
     internal::Packed packed;
-    const Status status = std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
+    const Status status = packed.PackAs<Arguments>(&internal::ActorName<T>, std::forward<Given>(given)...);
     if (!status.ok()) return internal::Failed<Owner<T>>(status);
     const auto owner = [](const void* data, size_t size) -> Result<Owner<T>> {
       return Owner<T>(Ref<T>(std::string(static_cast<const char*>(data), size)));
@@ -552,6 +545,8 @@ class EndsWhenOver {
 template <typename Driver>
 requires std::invocable<Driver, Cluster&>
 int Main(int /*argc*/, char** /*argv*/, Driver driver, const ClusterOptions& cluster_options) {
+  static_assert(internal::kIsOne<std::invoke_result_t<Driver, Cluster&>, Task>,
+                "gtrain: the driver of actors returns a gtrain::Task<>");
   SessionOptions options;
   options.stays = true;
   Result<Session> session = Session::Join(options);

@@ -1,6 +1,7 @@
 // What a class of actors is to others: its name, what it is made of, its methods and their types.
 // gtrain/actor.h says how it is used; programs include that.
 #pragma once
+#include <gtrain/actor_arguments.h>
 #include <gtrain/actor_c.h>
 #include <gtrain/status.h>
 #include <gtrain/task.h>
@@ -53,24 +54,48 @@ struct ResultOf<Task<T>> {
   using Type = T;
 };
 
-template <typename Method>
-struct MethodTraits {
-  static_assert(kAlwaysFalse<Method>,
-                "gtrain: gtrain::Methods<> takes pointers to member functions: &Class::Method");
-};
-template <typename Class, typename Returns, typename... Parameters, bool kNoexcept>
-struct MethodTraits<Returns (Class::*)(Parameters...) noexcept(kNoexcept)> {
+template <typename Class, typename Returns, bool kIsConst, typename... Parameters>
+struct Method {
   using Owner = Class;
   using Raw = Returns;
   using Value = typename ResultOf<std::remove_cvref_t<Returns>>::Type;
-  using Arguments = std::tuple<std::remove_cvref_t<Parameters>...>;
-  static constexpr bool kConst = false;
+  using Arguments = std::tuple<typename Parameter<Parameters>::Given...>;
+  using Unpacked = std::tuple<typename Parameter<Parameters>::Unpacked...>;
+  static constexpr bool kConst = kIsConst;
+  static_assert(!kIsView<Value>,
+                "gtrain: a method gives a view, and what it looks at stays in its process. Let it give the "
+                "std::vector or std::string itself, or a const reference to that");
+  static_assert(
+      !kIsOne<Raw, Task> || !(Parameter<Parameters>::kView || ...),
+      "gtrain: a method that is a gtrain::Task takes a view, and what that looks at lives until the "
+      "function first returns, which is where the coroutine first waits. Take a std::vector or a "
+      "std::string");
+  template <typename Function>
+  static decltype(auto) Pass(const Function& function, Unpacked& arguments) {
+    return PassAll<Parameters...>(function, arguments);
+  }
 };
-template <typename Class, typename Returns, typename... Parameters, bool kNoexcept>
-struct MethodTraits<Returns (Class::*)(Parameters...) const noexcept(kNoexcept)>
-    : MethodTraits<Returns (Class::*)(Parameters...)> {
-  static constexpr bool kConst = true;
+
+template <typename Pointer>
+struct MethodTraits : Method<void, void, false> {
+  static_assert(kAlwaysFalse<Pointer>,
+                "gtrain: gtrain::Methods<> takes pointers to member functions, &Class::Method, that are not "
+                "static, have no && behind their parameters and no `...` among them");
 };
+// Which object it may be called for is a part of its type.
+#define GTRAIN_METHOD(qualifiers, is_const)                                             \
+  template <typename Class, typename Returns, typename... Parameters, bool kNoexcept>   \
+  struct MethodTraits<Returns (Class::*)(Parameters...) qualifiers noexcept(kNoexcept)> \
+      : Method<Class, Returns, is_const, Parameters...> {};
+GTRAIN_METHOD(, false)
+GTRAIN_METHOD(&, false)
+GTRAIN_METHOD(volatile, false)
+GTRAIN_METHOD(volatile&, false)
+GTRAIN_METHOD(const, true)
+GTRAIN_METHOD(const&, true)
+GTRAIN_METHOD(const volatile, true)
+GTRAIN_METHOD(const volatile&, true)
+#undef GTRAIN_METHOD
 
 template <auto kMethod>
 using TraitsOf = MethodTraits<std::remove_cv_t<decltype(kMethod)>>;
@@ -106,68 +131,6 @@ std::string MethodName() {
   return name;
 }
 
-// ---- packing
-
-class Packed {
- public:
-  Packed() : packer_(gtrain_packer_new()) {}
-  template <typename... Values>
-  Status Pack(const Values&... values) {
-    if (packer_ == nullptr) return Status(StatusCode::kResourceExhausted, "there is no memory for a value");
-    Packing packing(packer_.get());
-    packing(values...);
-    if (!packing.status().ok()) return packing.status();
-    return internal::Call(gtrain_packer_data, packer_.get(), &data_, &size_);
-  }
-  const void* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  std::unique_ptr<gtrain_packer, Freer<gtrain_packer, gtrain_packer_free>> packer_;
-  const void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-template <typename Arguments>
-Status UnpackAll(const void* data, size_t size, Arguments& arguments) {
-  Unpacking unpacking(data, size);
-  std::apply([&](auto&... each) { unpacking(each...); }, arguments);
-  return unpacking.End();
-}
-
-// A number with a fraction for one without, which C++ converts in silence.
-template <typename Given, typename Wanted>
-inline constexpr bool kLosesFraction =
-    std::is_floating_point_v<std::remove_cvref_t<Given>>&& std::is_integral_v<Wanted>;
-template <typename Wanted, typename... Given>
-constexpr bool LosesFraction() {
-  if constexpr (std::tuple_size_v<Wanted> != sizeof...(Given)) {
-    return false;
-  } else {
-    return []<size_t... kIndex>(std::index_sequence<kIndex...>) {
-      return (kLosesFraction<std::tuple_element_t<kIndex, std::tuple<Given...>>,
-                             std::tuple_element_t<kIndex, Wanted>> ||
-              ...);
-    }
-    (std::index_sequence_for<Given...>());
-  }
-}
-
-// The arguments as the values that the method, or the constructor, takes.
-template <typename Wanted, typename... Given>
-constexpr bool Convertible() {
-  if constexpr (std::tuple_size_v<Wanted> != sizeof...(Given)) {
-    return false;
-  } else {
-    return []<size_t... kIndex>(std::index_sequence<kIndex...>) {
-      return (std::convertible_to<std::tuple_element_t<kIndex, std::tuple<Given...>>,
-                                  std::tuple_element_t<kIndex, Wanted>> &&
-              ...);
-    }
-    (std::index_sequence_for<Given...>());
-  }
-}
-
 // ---- the functions of a class behind the C interface
 
 inline void Answer(gtrain_call* call, const Status& status, bool crashed = false) {
@@ -183,14 +146,14 @@ void AnswerValue(gtrain_call* call, const T& value) {
 }
 
 // A method that is a coroutine, until it has answered.
-template <typename T, typename Arguments>
+template <typename Traits>
 class RunningMethod final : public Waiter {
  public:
-  template <typename Method, typename Class>
-  static void Run(Method method, Class* self, std::unique_ptr<Arguments> arguments, gtrain_call* call) {
+  using Arguments = typename Traits::Unpacked;
+  template <typename Body>
+  static void Run(const Body& body, std::unique_ptr<Arguments> arguments, gtrain_call* call) {
     auto made = std::unique_ptr<RunningMethod>(new RunningMethod(std::move(arguments), call));
-    made->task_.emplace(
-        std::apply([&](auto&... each) { return (self->*method)(each...); }, *made->arguments_));
+    made->task_.emplace(Traits::Pass(body, *made->arguments_));
     const auto handle = made->task_->handle();
     handle.promise().deadline = CallDeadline();
     handle.promise().waiter = made.release();  // it deletes itself when it has answered
@@ -202,7 +165,7 @@ class RunningMethod final : public Waiter {
     delete this;  // the actor may be gone as soon as it has answered, and its frame refers to it
     if (!result.ok()) {
       Answer(call, result.status());
-    } else if constexpr (std::is_void_v<T>) {
+    } else if constexpr (std::is_void_v<typename Traits::Value>) {
       Answer(call, Status());
     } else {
       AnswerValue(call, *result);
@@ -215,25 +178,25 @@ class RunningMethod final : public Waiter {
       : arguments_(std::move(arguments)), call_(call) {}
   std::unique_ptr<Arguments> arguments_;  // the coroutine may refer to them
   gtrain_call* call_;
-  std::optional<Task<T>> task_;
+  std::optional<typename Traits::Raw> task_;
 };
 
 template <auto kMethod, typename Class>
 void CallMethod(Class* self, const void* data, size_t size, gtrain_call* call) {
   using Traits = TraitsOf<kMethod>;
   using Raw = typename Traits::Raw;
-  auto arguments = std::make_unique<typename Traits::Arguments>();
+  auto arguments = std::make_unique<typename Traits::Unpacked>();
   const Status taken = UnpackAll(data, size, *arguments);
   if (!taken.ok()) {
     return Answer(call, Status(StatusCode::kInvalidArgument,
                                "an argument of " + MethodName<kMethod>() + " is wrong: " + taken.message()));
   }
-  const auto run = [&]() -> decltype(auto) {
-    return std::apply([&](auto&... each) -> Raw { return (self->*kMethod)(std::move(each)...); }, *arguments);
+  const auto body = [self](auto&&... each) -> Raw {
+    return (self->*kMethod)(std::forward<decltype(each)>(each)...);
   };
+  const auto run = [&]() -> Raw { return Traits::Pass(body, *arguments); };
   if constexpr (kIsOne<Raw, Task>) {
-    RunningMethod<typename Traits::Value, typename Traits::Arguments>::Run(kMethod, self,
-                                                                           std::move(arguments), call);
+    RunningMethod<Traits>::Run(body, std::move(arguments), call);
   } else if constexpr (std::is_void_v<Raw>) {
     run();
     Answer(call, Status());
@@ -284,10 +247,14 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
                 "gtrain: an actor has one method at least: gtrain::Methods<&Class::Method>");
   static_assert((std::is_base_of_v<typename TraitsOf<kMethods>::Owner, T> && ...),
                 "gtrain: gtrain::Methods<> lists a method of another class");
-  static_assert(std::is_constructible_v<T, Parameters...>,
+  static_assert((std::is_convertible_v<T*, typename TraitsOf<kMethods>::Owner*> && ...),
+                "gtrain: gtrain::Methods<> lists a method of a base class that is private, or there twice");
+  static_assert(!std::is_abstract_v<T>,
+                "gtrain: an abstract class has no actors: declare those derived of it");
+  static_assert(std::is_abstract_v<T> || std::is_constructible_v<T, Parameters...>,
                 "gtrain: no constructor of this class takes the types of gtrain::Ctor<>");
   friend constexpr auto GtrainActorOf(ActorTag<T> /*tag*/) { return Description(); }
-  using Arguments = std::tuple<std::remove_cvref_t<Parameters>...>;
+  using Arguments = std::tuple<typename Parameter<Parameters>::Given...>;
 
   const void* registrar = &Registrar<Description>::kInstance;
 
@@ -298,17 +265,14 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
     ((index = Same<kMethod, kMethods>() ? at : index, ++at), ...);
     return index;
   }
+  // Types are compared, since g++ with -fsanitize=undefined takes no comparison of pointers for a constant.
   template <auto kOne, auto kOther>
   static constexpr bool Same() {
-    if constexpr (std::same_as<decltype(kOne), decltype(kOther)>) {
-      return kOne == kOther;
-    } else {
-      return false;
-    }
+    return std::same_as<Methods<kOne>, Methods<kOther>>;
   }
 
   static std::string Signature() {
-    std::string text = "(" + TypeNames<std::remove_cvref_t<Parameters>...>() + ")";
+    std::string text = "(" + NamesOf<Arguments>::Text() + ")";
     ((text += "; " + MethodText<kMethods>()), ...);
     return text;
   }
@@ -342,10 +306,11 @@ struct Description<T, Ctor<Parameters...>, Methods<kMethods...>> {
     const NoWaiting no_waiting;
     Status status;
     try {
-      Arguments arguments{};
+      std::tuple<typename Parameter<Parameters>::Unpacked...> arguments{};
       status = UnpackAll(data, size, arguments);
       if (status.ok()) {
-        *self = std::apply([](auto&... each) { return new T(std::move(each)...); }, arguments);
+        const auto make = [](auto&&... each) { return new T(std::forward<decltype(each)>(each)...); };
+        *self = PassAll<Parameters...>(make, arguments);
         return GTRAIN_OK;
       }
     } catch (const std::exception& thrown) {
