@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -81,7 +82,11 @@ absl::Status CheckNumbers(Value* value) {
   if (type < 0 || type > static_cast<int>(DType::kComplex64)) return Bad("an extension of an unknown type");
   value->dtype = static_cast<DType>(type);
   const size_t size = DTypeSize(value->dtype);
-  if (value->bytes.size() % size != 0) return Bad("an array of numbers ends within a number");
+  const absl::string_view zeros = value->bytes.substr(0, value->bytes.size() % size);
+  const bool are_zeros = zeros.find_first_not_of('\0') == absl::string_view::npos;
+  if (!zeros.empty() && (zeros.size() == value->bytes.size() || !are_zeros))
+    return Bad("an array of numbers ends within a number");
+  value->bytes.remove_prefix(zeros.size());
   value->count = value->bytes.size() / size;
   return absl::OkStatus();
 }
@@ -92,6 +97,19 @@ absl::Status Check(size_t left, Value* value) {
   if (!map && value->kind != ValueKind::kArray) return absl::OkStatus();
   // Each of its values has one byte at least.
   return value->count <= left / (map ? 2 : 1) ? absl::OkStatus() : Bad("an array or a map is cut off");
+}
+
+// Of an extension: its length, in which there are five kinds, and its type.
+size_t HeadSize(size_t size) {
+  if (size == 1 || size == 2 || size == 4 || size == 8 || size == 16) return 2;
+  return size < 256 ? 3 : size < 65'536 ? 4 : 6;
+}
+
+// How many zeros before an array of numbers align it, when it begins at `at`.
+size_t Padding(size_t at, size_t bytes, size_t number) {
+  for (size_t zeros = 0; zeros < number && bytes > 0; ++zeros)
+    if ((at + HeadSize(bytes + zeros) + zeros) % number == 0) return zeros;
+  return 0;
 }
 
 }  // namespace
@@ -153,9 +171,12 @@ void Packer::Bytes(absl::string_view bytes) {
   });
 }
 void Packer::Numbers(DType dtype, absl::string_view bytes) {
-  if (!Fits(bytes.size())) return;
+  const size_t number = DTypeSize(dtype);
+  if (!Fits(bytes.size() + number)) return;
+  const size_t zeros = Padding(bytes_.size(), bytes.size(), number);
   Pack([&](auto& to) {
-    to.pack_ext(bytes.size(), static_cast<int8_t>(dtype));
+    to.pack_ext(zeros + bytes.size(), static_cast<int8_t>(dtype));
+    bytes_.append(zeros, '\0');
     to.pack_ext_body(bytes.data(), static_cast<uint32_t>(bytes.size()));
   });
 }
@@ -170,6 +191,11 @@ void Packer::Map(size_t count) {
 void Packer::Clear() {
   bytes_.clear();
   too_large_ = 0;
+}
+std::string Packer::Take() {
+  std::string taken = std::move(bytes_);
+  Clear();
+  return taken;
 }
 
 absl::Status Packer::status() const {

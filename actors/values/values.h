@@ -23,11 +23,14 @@ class Packer {
   void Float(double value);
   void String(absl::string_view text);
   void Bytes(absl::string_view bytes);
-  // `bytes` are elements of this type, as they lie in memory.
+  // `bytes` are elements of this type, as they lie in memory. They are aligned within what is packed, but
+  // where MessagePack's heads of other lengths are in the way.
   void Numbers(DType dtype, absl::string_view bytes);
   void Array(size_t count);
   void Map(size_t count);
   void Clear();
+  // What is packed; nothing is, behind it.
+  std::string Take();
 
   // kResourceExhausted: more than 4 GiB - 1 were given at once, and what is packed is of no use.
   absl::Status status() const;

@@ -108,6 +108,41 @@ TEST(Values, StringsBytesAndArrays) {
   EXPECT_EQ(value.count, 1u);
 }
 
+// So that nobody has to copy them to read them.
+TEST(Values, NumbersAreAlignedWithinWhatIsPacked) {
+  for (size_t before = 0; before < 20; ++before) {
+    for (const size_t count : {size_t{3}, size_t{20}, size_t{40}, size_t{9'000}}) {
+      const std::string numbers(count * 8, 'n');
+      Packer packer;
+      for (size_t i = 0; i < before; ++i) packer.Nil();
+      packer.Numbers(DType::kFloat64, numbers);
+      absl::string_view bytes = packer.bytes();
+      Value value;
+      for (size_t i = 0; i <= before; ++i) ASSERT_TRUE(TakeValue(&bytes, &value).ok());
+      EXPECT_EQ(value.bytes, numbers);
+      EXPECT_EQ((value.bytes.data() - packer.bytes().data()) % 8, 0) << before << " " << count;
+      EXPECT_TRUE(bytes.empty());
+    }
+  }
+}
+
+// Where another head would be another number of bytes in any case there is none; what is there comes back.
+TEST(Values, NumbersOfAnyLengthComeBack) {
+  for (size_t before = 0; before < 9; ++before) {
+    for (size_t count = 0; count < 70; ++count) {
+      std::string numbers(count * 4, 'n');
+      if (count > 0) numbers.replace(0, 4, 4, '\0');
+      Packer packer;
+      for (size_t i = 0; i < before; ++i) packer.Nil();
+      packer.Numbers(DType::kInt32, numbers);
+      EXPECT_EQ(Only(absl::string_view(packer.bytes()).substr(before)).bytes, numbers);
+      const size_t size = packer.bytes().size();
+      EXPECT_EQ(packer.Take().size(), size);
+      EXPECT_TRUE(packer.bytes().empty());
+    }
+  }
+}
+
 void ExpectRefused(absl::string_view bytes) {
   const absl::string_view before = bytes;
   Value value;
@@ -125,6 +160,7 @@ TEST(Values, BytesThatAreNoValueAreRefused_I1) {
   ExpectRefused(absl::string_view("\xdf\0\0\0\1\0", 6));      // a pair has two
   ExpectRefused(absl::string_view("\xc7\4\x7f\0\0\0\0", 7));  // an extension that nobody knows
   ExpectRefused(absl::string_view("\xc7\3\0\0\0\0", 6));      // three quarters of a float
+  ExpectRefused(absl::string_view("\xc7\5\0\1\0\0\0\0", 8));  // a float and a quarter
 }
 
 TEST(Values, WhatEndsTooEarlyIsRefusedAndNothingIsReadBehindIt) {

@@ -26,11 +26,14 @@
 #pragma once
 #include <gtrain/actor_c.h>
 #include <gtrain/actor_class.h>
+#include <gtrain/actor_pool.h>
+#include <gtrain/actor_ref.h>
 #include <gtrain/elastic.h>
 #include <gtrain/object.h>
 #include <gtrain/session.h>
 #include <gtrain/status.h>
 #include <gtrain/task.h>
+#include <gtrain/task_run.h>
 #include <gtrain/value.h>
 
 #include <algorithm>
@@ -41,7 +44,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <ranges>
 #include <span>
 #include <string>
@@ -52,364 +54,6 @@
 #include <vector>
 
 namespace gtrain {
-
-namespace internal {
-
-// What an answer becomes.
-template <typename T>
-struct AsValue {
-  Result<Stored<T>> operator()(const void* data, size_t size) const {
-    Stored<T> value{};
-    if constexpr (!std::is_void_v<T>) {
-      Unpacking unpacking(data, size);
-      unpacking(value);
-      if (!unpacking.End().ok())
-        return Status(StatusCode::kInternal, "the result is wrong: " + unpacking.End().message());
-    }
-    return value;
-  }
-};
-
-template <typename T, typename Unpack>
-class Answered {
- public:
-  explicit Answered(Unpack unpack) : unpack_(std::move(unpack)) {}
-  std::shared_ptr<Outcome<T>> outcome() const { return outcome_; }
-  // Deletes it.
-  static void Reply(void* user, gtrain_status status, const char* message, const void* data, size_t size) {
-    const std::unique_ptr<Answered> self(static_cast<Answered*>(user));
-    if (status != GTRAIN_OK) {
-      self->outcome_->Set(Status(static_cast<StatusCode>(status), message));
-    } else {
-      self->outcome_->Set(self->unpack_(data, size));
-    }
-  }
-
- private:
-  Unpack unpack_;
-  std::shared_ptr<Outcome<T>> outcome_ = std::make_shared<Outcome<T>>();
-};
-
-// Likewise, and `then` hears of it first.
-template <typename T, typename Unpack, typename Then>
-class AnsweredAnd : public Answered<T, Unpack> {
- public:
-  AnsweredAnd(Unpack unpack, Then then) : Answered<T, Unpack>(std::move(unpack)), then_(std::move(then)) {}
-  static void Reply(void* user, gtrain_status status, const char* message, const void* data, size_t size) {
-    {
-      std::unique_ptr<AnsweredAnd> self(static_cast<AnsweredAnd*>(user));
-      self->then_(static_cast<StatusCode>(status));
-      user = new Answered<T, Unpack>(std::move(*self));
-    }
-    Answered<T, Unpack>::Reply(user, status, message, data, size);
-  }
-
- private:
-  Then then_;
-};
-
-}  // namespace internal
-
-// Whom to call. It owns nothing, may be copied, and is a value: it travels in arguments and results.
-template <typename T>
-class Ref {
- public:
-  Ref() = default;  // nobody's: calls are kInvalidArgument
-  explicit Ref(std::string bytes) : bytes_(std::move(bytes)) {}
-
-  // The time of calls that are made with it; within a call never more than what is left of that one's.
-  Ref With(std::chrono::nanoseconds timeout) const {
-    Ref with = *this;
-    with.timeout_ = timeout;
-    return with;
-  }
-
-  // What becomes of it is in gtrain_actors_call (gtrain/actor_c.h). Never blocks.
-  template <auto kMethod, typename... Given>
-  Future<typename internal::TraitsOf<kMethod>::Value> Call(Given&&... given) const {
-    using T_ = typename internal::TraitsOf<kMethod>::Value;
-    internal::Packed packed;
-    const Status status = Pack<kMethod>(packed, std::forward<Given>(given)...);
-    if (!status.ok()) return internal::Failed<T_>(status);
-    using Answered = internal::Answered<T_, internal::AsValue<T_>>;
-    auto* answered = new Answered({});
-    Future<T_> future(answered->outcome());
-    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
-                       packed.size(), internal::Milliseconds(timeout_), &Answered::Reply, answered);
-    return future;
-  }
-  // Likewise; `then` gets the status code that it came to, from whichever thread, before anybody else does.
-  template <auto kMethod, typename Then, typename... Given>
-  Future<typename internal::TraitsOf<kMethod>::Value> CallAnd(Then then, Given&&... given) const {
-    using T_ = typename internal::TraitsOf<kMethod>::Value;
-    internal::Packed packed;
-    const Status status = Pack<kMethod>(packed, std::forward<Given>(given)...);
-    if (!status.ok()) {
-      then(status.code());
-      return internal::Failed<T_>(status);
-    }
-    using Answered = internal::AnsweredAnd<T_, internal::AsValue<T_>, Then>;
-    auto* answered = new Answered({}, std::move(then));
-    Future<T_> future(answered->outcome());
-    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
-                       packed.size(), internal::Milliseconds(timeout_), &Answered::Reply, answered);
-    return future;
-  }
-  // A call of which nobody hears what it came to; gtrain logs that it failed. Never blocks.
-  template <auto kMethod, typename... Given>
-  void Tell(Given&&... given) const {
-    internal::Packed packed;
-    const Status status = Pack<kMethod>(packed, std::forward<Given>(given)...);
-    if (!status.ok()) {
-      std::fprintf(stderr, "gtrain: a call whose result nobody awaits failed: %s\n",
-                   status.message().c_str());
-      return;
-    }
-    gtrain_actors_call(internal::Engine(), bytes_.data(), bytes_.size(), kIndex<kMethod>, packed.data(),
-                       packed.size(), internal::Milliseconds(timeout_), nullptr, nullptr);
-  }
-
-  void Persist(auto& archive) { archive(bytes_); }
-  const std::string& bytes() const { return bytes_; }
-  bool operator==(const Ref& other) const { return bytes_ == other.bytes_; }
-
- private:
-  template <auto kMethod>
-  static constexpr int Index() {
-    static_assert(internal::HasDescription<T>,
-                  "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
-                  "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is called");
-    constexpr int index = decltype(GtrainActorOf(internal::ActorTag<T>()))::template Index<kMethod>();
-    static_assert(index >= 0, "gtrain: gtrain::Methods<> of this class does not list this method");
-    return index;
-  }
-  template <auto kMethod>
-  static constexpr int kIndex = Index<kMethod>();
-
-  template <auto kMethod, typename... Given>
-  Status Pack(internal::Packed& packed, Given&&... given) const {
-    using Arguments = typename internal::TraitsOf<kMethod>::Arguments;
-    static_assert(internal::Convertible<Arguments, Given&&...>(),
-                  "gtrain: these are not the arguments of the method");
-    static_assert(!internal::LosesFraction<Arguments, Given&&...>(),
-                  "gtrain: the method takes a whole number, and a number with a fraction is given");
-    if (internal::Engine() == nullptr) return internal::NoCluster();
-    const Arguments arguments(std::forward<Given>(given)...);
-    return std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
-  }
-
-  std::string bytes_;
-  std::chrono::nanoseconds timeout_ = kCallTimeout;
-};
-
-// Owns an actor, which ends with it: calls that have not begun are kCancelled. Moved and not copied.
-template <typename T>
-class Owner {
- public:
-  Owner() = default;
-  explicit Owner(Ref<T> ref) : ref_(std::move(ref)) {}
-  Owner(Owner&& other) noexcept : ref_(std::exchange(other.ref_, Ref<T>())) {}
-  Owner& operator=(Owner&& other) noexcept {
-    if (this != &other) {
-      End();
-      ref_ = std::exchange(other.ref_, Ref<T>());
-    }
-    return *this;
-  }
-  Owner(const Owner&) = delete;
-  Owner& operator=(const Owner&) = delete;
-  ~Owner() { End(); }
-
-  const Ref<T>& ref() const { return ref_; }
-  operator Ref<T>() const { return ref_; }  // NOLINT(google-explicit-constructor): an owner is passed as one
-  // There once the actor has ended by itself, with the reason: it threw, or its process was lost, more often
-  // than it has restarts, or its state could not be kept. kCancelled: this let it go. It may be dropped.
-  Future<std::string> Ended() const {
-    if (internal::Engine() == nullptr) return internal::Failed<std::string>(internal::NoCluster());
-    const auto text = [](const void* data, size_t size) -> Result<std::string> {
-      return std::string(static_cast<const char*>(data), size);
-    };
-    using Answered = internal::Answered<std::string, decltype(text)>;
-    auto* answered = new Answered(text);
-    Future<std::string> future(answered->outcome());
-    gtrain_actors_await_end(internal::Engine(), ref_.bytes().data(), ref_.bytes().size(), &Answered::Reply,
-                            answered);
-    return future;
-  }
-  Ref<T> With(std::chrono::nanoseconds timeout) const { return ref_.With(timeout); }
-  template <auto kMethod, typename... Given>
-  auto Call(Given&&... given) const {
-    return ref_.template Call<kMethod>(std::forward<Given>(given)...);
-  }
-  template <auto kMethod, typename... Given>
-  void Tell(Given&&... given) const {
-    ref_.template Tell<kMethod>(std::forward<Given>(given)...);
-  }
-
- private:
-  void End() {
-    if (ref_.bytes().empty() || internal::Engine() == nullptr) return;
-    gtrain_actors_end(internal::Engine(), ref_.bytes().data(), ref_.bytes().size(), "its owner let it go");
-  }
-  Ref<T> ref_;
-};
-
-// What calls to all of a group will come to, in its order. `co_await` gives a vector of the values, or the
-// first error.
-template <typename T>
-class [[nodiscard]] GroupFuture {
- public:
-  explicit GroupFuture(std::vector<Future<T>> futures) : futures_(std::move(futures)) {}
-  std::vector<Future<T>> futures() && { return std::move(futures_); }
-
- private:
-  std::vector<Future<T>> futures_;
-};
-
-template <typename T>
-class GroupRef {
- public:
-  GroupRef() = default;
-  explicit GroupRef(std::vector<Ref<T>> refs) : refs_(std::move(refs)) {}
-  size_t size() const { return refs_.size(); }
-  const Ref<T>& operator[](size_t index) const { return refs_[index]; }
-  GroupRef With(std::chrono::nanoseconds timeout) const {
-    GroupRef with;
-    for (const Ref<T>& ref : refs_) with.refs_.push_back(ref.With(timeout));
-    return with;
-  }
-  // The same call to all of them.
-  template <auto kMethod, typename... Given>
-  GroupFuture<typename internal::TraitsOf<kMethod>::Value> Call(const Given&... given) const {
-    std::vector<Future<typename internal::TraitsOf<kMethod>::Value>> futures;
-    for (const Ref<T>& ref : refs_) futures.push_back(ref.template Call<kMethod>(given...));
-    return GroupFuture(std::move(futures));
-  }
-  template <auto kMethod, typename... Given>
-  void Tell(const Given&... given) const {
-    for (const Ref<T>& ref : refs_) ref.template Tell<kMethod>(given...);
-  }
-  // A call with arguments of its own to each: those of the i-th are the i-th elements of the vectors.
-  // kInvalidArgument: a vector has not as many elements as the group has actors.
-  template <auto kMethod, typename... Given>
-  GroupFuture<typename internal::TraitsOf<kMethod>::Value> Scatter(const std::vector<Given>&... given) const {
-    using Value = typename internal::TraitsOf<kMethod>::Value;
-    std::vector<Future<Value>> futures;
-    const bool fits = ((given.size() == refs_.size()) && ...);
-    for (size_t i = 0; i < refs_.size(); ++i) {
-      futures.push_back(fits ? refs_[i].template Call<kMethod>(given[i]...)
-                             : internal::Failed<Value>(Status(
-                                   StatusCode::kInvalidArgument,
-                                   "Scatter: a vector has not as many elements as the group has actors")));
-    }
-    return GroupFuture<Value>(std::move(futures));
-  }
-  // What the method gives of all of them, combined by `Op` in a tree of the actors, in the order of the
-  // group: each combines its own value with those of two others below it, so nobody gets more than two, and
-  // the same group combines in the same way. `gtrain::Methods` lists `gtrain::Reduces<kMethod, Op>`. An error
-  // of one is that of all. kInvalidArgument: the group is empty.
-  template <auto kMethod, typename Op, typename... Given>
-  Future<typename internal::TraitsOf<kMethod>::Value> Reduce(const Given&... given) const {
-    using Value = typename internal::TraitsOf<kMethod>::Value;
-    if (refs_.empty())
-      return internal::Failed<Value>(Status(StatusCode::kInvalidArgument, "Reduce: the group is empty"));
-    return refs_[0].template Call<Reduces<kMethod, Op>>(std::vector<Ref<T>>(refs_.begin() + 1, refs_.end()),
-                                                        given...);
-  }
-  void Persist(auto& archive) { archive(refs_); }
-
- private:
-  std::vector<Ref<T>> refs_;
-};
-
-// Actors of one class that one owner has: they end with it.
-template <typename T>
-class ActorGroup {
- public:
-  ActorGroup() = default;
-  explicit ActorGroup(std::vector<Owner<T>> owners) : owners_(std::move(owners)) {}
-  size_t size() const { return owners_.size(); }
-  const Owner<T>& operator[](size_t index) const { return owners_[index]; }
-  GroupRef<T> ref() const {
-    std::vector<Ref<T>> refs;
-    for (const Owner<T>& owner : owners_) refs.push_back(owner);
-    return GroupRef<T>(std::move(refs));
-  }
-  operator GroupRef<T>() const { return ref(); }  // NOLINT(google-explicit-constructor): as an Owner
-  GroupRef<T> With(std::chrono::nanoseconds timeout) const { return ref().With(timeout); }
-  template <auto kMethod, typename... Given>
-  auto Call(const Given&... given) const {
-    return ref().template Call<kMethod>(given...);
-  }
-  template <auto kMethod, typename... Given>
-  void Tell(const Given&... given) const {
-    ref().template Tell<kMethod>(given...);
-  }
-  template <auto kMethod, typename... Given>
-  auto Scatter(const std::vector<Given>&... given) const {
-    return ref().template Scatter<kMethod>(given...);
-  }
-  template <auto kMethod, typename Op, typename... Given>
-  auto Reduce(const Given&... given) const {
-    return ref().template Reduce<kMethod, Op>(given...);
-  }
-
- private:
-  std::vector<Owner<T>> owners_;
-};
-
-// Actors of which any one does: a call goes to the one that has the fewest of this pool's calls under way.
-// Thread-safe; copies share what is under way.
-template <typename T>
-class ActorPool {
- public:
-  explicit ActorPool(GroupRef<T> group) : shared_(std::make_shared<Shared>(std::move(group))) {}
-  size_t size() const { return shared_->group.size(); }
-  // kInvalidArgument: the pool is empty.
-  template <auto kMethod, typename... Given>
-  Future<typename internal::TraitsOf<kMethod>::Value> Call(Given&&... given) const {
-    using Value = typename internal::TraitsOf<kMethod>::Value;
-    if (size() == 0)
-      return internal::Failed<Value>(Status(StatusCode::kInvalidArgument, "the pool has no actors"));
-    const size_t at = shared_->Begin();
-    return shared_->group[at].With(timeout_).template CallAnd<kMethod>(
-        [shared = shared_, at](StatusCode code) { shared->End(at, code); }, std::forward<Given>(given)...);
-  }
-  ActorPool With(std::chrono::nanoseconds timeout) const {
-    ActorPool with = *this;
-    with.timeout_ = timeout;
-    return with;
-  }
-
- private:
-  struct Shared {
-    explicit Shared(GroupRef<T> actors)
-        : group(std::move(actors)), under_way(group.size()), ended(group.size()) {}
-    // One that is no more answers at once, and would get all calls.
-    size_t Begin() {
-      const std::lock_guard lock(mutex);
-      size_t best = next++ % under_way.size();
-      for (size_t i = 0; i < under_way.size(); ++i) {
-        const size_t at = (best + i) % under_way.size();
-        if (std::pair(ended[at], under_way[at]) < std::pair(ended[best], under_way[best])) best = at;
-      }
-      ++under_way[best];
-      return best;
-    }
-    void End(size_t at, StatusCode code) {
-      const std::lock_guard lock(mutex);
-      --under_way[at];
-      if (code == StatusCode::kNotFound) ended[at] = true;
-    }
-    const GroupRef<T> group;
-    std::mutex mutex;
-    std::vector<size_t> under_way;
-    std::vector<bool> ended;
-    size_t next = 0;
-  };
-  std::shared_ptr<Shared> shared_;
-  std::chrono::nanoseconds timeout_ = kCallTimeout;
-};
 
 // How actors are spread over the processes of a job.
 enum class Spread {
@@ -661,17 +305,11 @@ class Cluster {
                   "gtrain: this class is no actor here: constexpr auto kName = gtrain::Actor<Class, "
                   "gtrain::Ctor<...>, gtrain::Methods<...>>; stands before it is spawned");
     using Arguments = typename decltype(GtrainActorOf(internal::ActorTag<T>()))::Arguments;
-    static_assert(internal::Convertible<Arguments, Given&&...>(),
-                  "gtrain: these are not the arguments of gtrain::Ctor<> of this class");
-    static_assert(
-        !internal::LosesFraction<Arguments, Given&&...>(),
-        "gtrain: gtrain::Ctor<> of this class takes a whole number, and a number with a fraction is "
-        "given");
+    internal::CheckCtorArguments<Arguments, Given&&...>();
     const Status possible = Check(options, how);
     if (!possible.ok()) return internal::Failed<Made>(possible);
-    const Arguments arguments(std::forward<Given>(given)...);
     internal::Packed packed;
-    const Status status = std::apply([&](const auto&... each) { return packed.Pack(each...); }, arguments);
+    const Status status = packed.PackAs<Arguments>(&internal::ActorName<T>, std::forward<Given>(given)...);
     if (!status.ok()) return internal::Failed<Made>(status);
     const auto made = [](const void* data, size_t size) -> Result<Made> {
       return Made(Ref<T>(std::string(static_cast<const char*>(data), size)));
@@ -766,6 +404,8 @@ class EndsWhenOver {
 template <typename Driver>
 requires std::invocable<Driver, Cluster&>
 int Main(int /*argc*/, char** /*argv*/, Driver driver, const ClusterOptions& cluster_options) {
+  static_assert(internal::kIsOne<std::invoke_result_t<Driver, Cluster&>, Task>,
+                "gtrain: the driver of actors returns a gtrain::Task<>");
   SessionOptions options;
   options.stays = true;
   Result<Session> session = Session::Join(options);

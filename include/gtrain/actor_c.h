@@ -15,7 +15,8 @@ extern "C" {
  *
  * MessagePack (github.com/msgpack/msgpack/blob/master/spec.md). An array of numbers of one type is an
  * extension whose type is its gtrain_dtype, and whose bytes are the numbers one after the other, least
- * significant byte first. */
+ * significant byte first. Before them are as many zeros, fewer than a number has bytes, as align them to
+ * their size within what was packed, where there is such a number of zeros. */
 
 typedef struct gtrain_packer gtrain_packer;
 
@@ -49,7 +50,7 @@ enum {
   GTRAIN_VALUE_FLOAT = 4,   /* number */
   GTRAIN_VALUE_STRING = 5,  /* data, count: its bytes, which nobody has checked to be UTF-8 */
   GTRAIN_VALUE_BYTES = 6,   /* data, count */
-  GTRAIN_VALUE_NUMBERS = 7, /* data, count: elements of dtype, not aligned */
+  GTRAIN_VALUE_NUMBERS = 7, /* data, count: elements of dtype; maybe not aligned */
   GTRAIN_VALUE_ARRAY = 8,   /* count: values that follow */
   GTRAIN_VALUE_MAP = 9      /* count: pairs that follow */
 };
@@ -102,7 +103,8 @@ typedef struct {
   gtrain_status (*create)(void* user, const void* arguments, size_t size, void** self, gtrain_error* error);
   void (*destroy)(void* user, void* self);
   /* Begins a call. gtrain_call_reply says what it came to, once, before it returns or later, from any thread;
-   * until then the actor begins no other. `arguments` live until this function returns. */
+   * until then the actor begins no other. `arguments` live until this function returns, and are aligned to 8.
+   */
   void (*call)(void* user, void* self, int32_t method, const void* arguments, size_t size, gtrain_call* call);
   /* Packs its state; and gives it to one that was made of the same arguments. NULL, both: it cannot be kept.
    */
@@ -197,6 +199,11 @@ GTRAIN_API void gtrain_actors_find(gtrain_actors* actors, const char* name, cons
 GTRAIN_API void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t reference_size,
                                    int32_t method, const void* arguments, size_t size, int64_t timeout_ms,
                                    gtrain_reply_function reply, void* user);
+/* Likewise, of what was packed since the last clear, which is taken and not copied: the packer is empty then.
+ */
+GTRAIN_API void gtrain_actors_call_packed(gtrain_actors* actors, const void* reference, size_t reference_size,
+                                          int32_t method, gtrain_packer* packer, int64_t timeout_ms,
+                                          gtrain_reply_function reply, void* user);
 /* Ends an actor as gtrain_actors_free does. Never blocks. */
 GTRAIN_API void gtrain_actors_end(gtrain_actors* actors, const void* reference, size_t reference_size,
                                   const char* reason);

@@ -2,6 +2,7 @@
 #pragma once
 #include <gtrain/actor_c.h>
 #include <gtrain/status.h>
+#include <gtrain/value_types.h>
 
 #include <algorithm>
 #include <atomic>
@@ -306,6 +307,21 @@ class AnyAwaiter {
   std::shared_ptr<AnyWaiter> waiter_;
 };
 
+// What is awaited that cannot be. Any other overload of await_transform comes before a conversion.
+struct NotAwaited {
+  template <typename T>
+  NotAwaited(T&& /*other*/) {  // NOLINT(google-explicit-constructor, bugprone-forwarding-reference-overload)
+    using Given = std::remove_cvref_t<T>;
+    constexpr bool kTaken = kIsOne<Given, Future> || kIsOne<Given, Task> || kIsOne<Given, GroupFuture>;
+    static_assert(!kTaken,
+                  "gtrain: a future or task is taken where it is awaited, and a const one cannot be: "
+                  "co_await std::move(future)");
+    static_assert(kTaken,
+                  "gtrain: a gtrain::Task awaits calls, tasks, groups of calls, gtrain::Try, "
+                  "gtrain::WhenAny, a Status and a Result, and nothing else");
+  }
+};
+
 // A status or a result that is there already: an error ends the coroutine with it.
 template <typename T>
 class ResultAwaiter {
@@ -358,6 +374,7 @@ struct TaskPromiseBase : PromiseBase {
   TaskAwaiter<T, true> await_transform(Tried<Task<T>>&& tried) {
     return {std::move(tried.inner), this};
   }
+  ResultAwaiter<Nothing> await_transform(const NotAwaited& /*other*/) { return {Status(), this}; }
   template <typename T>
   auto await_transform(Tried<GroupFuture<T>>&& tried) {
     return await_transform(Tried<decltype(AwaitAll(std::move(tried.inner).futures()))>{
@@ -370,11 +387,11 @@ struct TaskPromise : TaskPromiseBase {
   Task<T> get_return_object();
   // `co_return value;`, or the Status or Result of one.
   void return_value(T value) { result.emplace(std::move(value)); }
-  void return_value(Status why) {
+  void return_value(Status why) requires(!std::is_same_v<T, Status>) {
     if (why.ok()) why = Status(StatusCode::kInternal, "a task of a value returned no value and no error");
     status = std::move(why);
   }
-  void return_value(Result<T> made) {
+  void return_value(Result<T> made) requires(!kIsOne<T, Result>) {
     if (made.ok()) {
       result.emplace(*std::move(made));
     } else {
@@ -432,6 +449,14 @@ class [[nodiscard]] Future {
 // Moved and not copied.
 template <typename T = void>
 class [[nodiscard]] Task {
+  static_assert(!std::is_same_v<T, Status>,
+                "gtrain: instead of a gtrain::Task<gtrain::Status> there is gtrain::Task<>, which `co_await "
+                "status;` ends with an error");
+  static_assert(!internal::kIsOne<T, Result>,
+                "gtrain: instead of a gtrain::Task<gtrain::Result<T>> there is gtrain::Task<T>: `co_return` "
+                "takes a T, a Status and a Result<T>");
+  static_assert(!std::is_reference_v<T>, "gtrain: a gtrain::Task gives a value, and no reference");
+
  public:
   using promise_type = internal::TaskPromise<T>;
   using Handle = std::coroutine_handle<promise_type>;
@@ -459,6 +484,12 @@ class [[nodiscard]] Task {
 };
 
 // `co_await gtrain::Try(call)` gives a Result: the task goes on with an error, too.
+template <typename T>
+requires(internal::kIsOne<std::remove_const_t<T>, Future> || internal::kIsOne<std::remove_const_t<T>, Task> ||
+         internal::kIsOne<std::remove_const_t<T>, GroupFuture>) internal::Tried<T> Try(T& /*future*/) {
+  static_assert(internal::kAlwaysFalse<T>,
+                "gtrain: a future or task is taken by Try: gtrain::Try(std::move(future))");
+}
 template <typename T>
 internal::Tried<Future<T>> Try(Future<T>&& future) {
   return {std::move(future)};
@@ -559,53 +590,6 @@ Future<T> Failed(Status why) {
 inline Status NoCluster() {
   return Status(StatusCode::kFailedPrecondition,
                 "there is no cluster: gtrain::Main or Cluster::Open makes it");
-}
-
-// Happens once.
-class Event {
- public:
-  void Set() {
-    const std::lock_guard lock(mutex_);
-    happened_ = true;
-    changed_.notify_all();
-  }
-  void Wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return happened_; });
-  }
-  // False: it has not.
-  bool WaitFor(std::chrono::nanoseconds time) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return happened_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool happened_ = false;
-};
-
-// Runs a task from a thread that waits for it.
-template <typename T>
-Result<Stored<T>> RunToEnd(Task<T> task) {
-  class Ended final : public Waiter {
-   public:
-    std::coroutine_handle<> Done() override {
-      event_.Set();
-      return std::noop_coroutine();
-    }
-    void Await() { event_.Wait(); }  // each call in the task has its deadline
-
-   private:
-    Event event_;
-  } ended;
-  task.handle().promise().waiter = &ended;
-  {
-    const NoWaiting no_waiting;
-    task.handle().resume();
-  }
-  ended.Await();
-  return task.handle().promise().Take();
 }
 
 }  // namespace internal

@@ -10,25 +10,20 @@
 #pragma once
 #include <gtrain/actor_c.h>
 #include <gtrain/status.h>
-#include <gtrain/types.h>
+#include <gtrain/value_types.h>
 
 #include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -36,124 +31,15 @@
 namespace gtrain {
 namespace internal {
 
+// What a parameter that is a view looks at: the bytes of the call, or a copy where those are not aligned.
 template <typename T>
-inline constexpr bool kAlwaysFalse = false;
-
-template <typename T, template <typename...> class Template>
-inline constexpr bool kIsOne = false;
-template <template <typename...> class Template, typename... Arguments>
-inline constexpr bool kIsOne<Template<Arguments...>, Template> = true;
-
-template <typename T>
-inline constexpr bool kIsArray = false;
-template <typename T, size_t kSize>
-inline constexpr bool kIsArray<std::array<T, kSize>> = true;
-
-template <typename T>
-concept Number = std::is_arithmetic_v<T> && !std::same_as<T, bool> && sizeof(T) <= 8;
-
-template <Number T>
-constexpr DType NumberType() {
-  if constexpr (std::floating_point<T>) {
-    return sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
-  } else if constexpr (std::is_signed_v<T>) {
-    constexpr std::array kTypes = {DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64};
-    return kTypes[sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
-  } else {
-    constexpr std::array kTypes = {DType::kUint8, DType::kUint16, DType::kUint32, DType::kUint64};
-    return kTypes[sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
-  }
-}
-
-template <Number T>
-std::string NumberName() {
-  const char* kind = std::floating_point<T> ? "f" : std::is_signed_v<T> ? "i" : "u";
-  return kind + std::to_string(sizeof(T) * 8);
-}
-
-struct AnyArchive {
-  template <typename... Members>
-  void operator()(Members&...) {}
+struct Viewed {
+  std::span<const T> span;
+  std::vector<T> copy;
 };
-template <typename T>
-concept HasPersist = requires(T& value, AnyArchive& archive) {
-  value.Persist(archive);
+struct ViewedText {
+  std::string_view text;
 };
-
-template <typename T>
-concept MapLike = kIsOne<T, std::map> || kIsOne<T, std::unordered_map>;
-template <typename T>
-concept SetLike = kIsOne<T, std::set> || kIsOne<T, std::unordered_set>;
-
-// ---- members of aggregates
-
-struct Anything {
-  template <typename T>
-  operator T() const;  // NOLINT(google-explicit-constructor): never defined, it is what an initialiser takes
-};
-template <typename T, size_t... kIndex>
-constexpr bool Takes(std::index_sequence<kIndex...> /*members*/) {
-  return requires { T{((void)kIndex, Anything{})...}; };
-}
-inline constexpr size_t kMembersMax = 12;
-template <typename T, size_t kCount = kMembersMax + 1>
-constexpr size_t MemberCount() {
-  if constexpr (kCount == 0 || Takes<T>(std::make_index_sequence<kCount>())) {
-    return kCount;
-  } else {
-    return MemberCount<T, kCount - 1>();
-  }
-}
-
-template <typename T, typename Function>
-void WithMembers(T& value, Function&& function) {
-  constexpr size_t kCount = MemberCount<std::remove_const_t<T>>();
-  static_assert(kCount <= kMembersMax,
-                "gtrain: a value may be an aggregate of up to 12 members. Give this one `void Persist(auto& "
-                "archive) { archive(a, b, ...); }`");
-  if constexpr (kCount == 0) {
-    function();
-  } else if constexpr (kCount == 1) {
-    auto& [a] = value;
-    function(a);
-  } else if constexpr (kCount == 2) {
-    auto& [a, b] = value;
-    function(a, b);
-  } else if constexpr (kCount == 3) {
-    auto& [a, b, c] = value;
-    function(a, b, c);
-  } else if constexpr (kCount == 4) {
-    auto& [a, b, c, d] = value;
-    function(a, b, c, d);
-  } else if constexpr (kCount == 5) {
-    auto& [a, b, c, d, e] = value;
-    function(a, b, c, d, e);
-  } else if constexpr (kCount == 6) {
-    auto& [a, b, c, d, e, f] = value;
-    function(a, b, c, d, e, f);
-  } else if constexpr (kCount == 7) {
-    auto& [a, b, c, d, e, f, g] = value;
-    function(a, b, c, d, e, f, g);
-  } else if constexpr (kCount == 8) {
-    auto& [a, b, c, d, e, f, g, h] = value;
-    function(a, b, c, d, e, f, g, h);
-  } else if constexpr (kCount == 9) {
-    auto& [a, b, c, d, e, f, g, h, i] = value;
-    function(a, b, c, d, e, f, g, h, i);
-  } else if constexpr (kCount == 10) {
-    auto& [a, b, c, d, e, f, g, h, i, j] = value;
-    function(a, b, c, d, e, f, g, h, i, j);
-  } else if constexpr (kCount == 11) {
-    auto& [a, b, c, d, e, f, g, h, i, j, k] = value;
-    function(a, b, c, d, e, f, g, h, i, j, k);
-  } else {
-    auto& [a, b, c, d, e, f, g, h, i, j, k, l] = value;
-    function(a, b, c, d, e, f, g, h, i, j, k, l);
-  }
-}
-
-template <typename T>
-concept PlainAggregate = std::is_aggregate_v<T> && std::is_class_v<T> && !kIsArray<T> && !HasPersist<T>;
 
 inline constexpr int kDepthMax = 64;
 inline Status TooDeep() {
@@ -182,8 +68,9 @@ class Packing {
   void Pack(const T& value) {
     if constexpr (std::same_as<T, bool>) {
       gtrain_pack_bool(packer_, value ? 1 : 0);
+    } else if constexpr (std::is_arithmetic_v<T> && !internal::Number<T>) {
+      internal::RefuseValue<T>();
     } else if constexpr (std::floating_point<T>) {
-      static_assert(sizeof(T) <= 8, "gtrain: a long double is no value");
       gtrain_pack_float(packer_, value);
     } else if constexpr (std::is_enum_v<T>) {
       Pack(static_cast<std::underlying_type_t<T>>(value));
@@ -227,14 +114,12 @@ class Packing {
     } else if constexpr (internal::SetLike<T>) {
       gtrain_pack_array(packer_, value.size());
       for (const auto& one : value) Pack(one);
-    } else if constexpr (kIsOne<T, std::vector> || internal::kIsArray<T>) {
+    } else if constexpr (kIsOne<T, std::vector> || internal::kIsArray<T> || internal::kIsSpan<T>) {
       PackAll<typename T::value_type>(value);
     } else if constexpr (internal::PlainAggregate<T>) {
       internal::WithMembers(value, [this](const auto&... members) { (this->Pack(members), ...); });
     } else {
-      static_assert(internal::kAlwaysFalse<T>,
-                    "gtrain: this type is no value (gtrain/value.h lists them). A class of your own becomes "
-                    "one with `void Persist(auto& archive) { archive(a, b, ...); }`");
+      internal::RefuseValue<T>();
     }
   }
   template <typename T, typename Values>
@@ -278,10 +163,11 @@ class Unpacking {
  private:
   template <typename T>
   void Take(T& value) {
-    using internal::kIsOne;
     if (!status_.ok()) return;
     if constexpr (std::same_as<T, bool>) {
       if (Next(GTRAIN_VALUE_BOOL, "a bool")) value = next_.integer != 0;
+    } else if constexpr (std::is_arithmetic_v<T> && !internal::Number<T>) {
+      internal::RefuseValue<T>();
     } else if constexpr (std::floating_point<T>) {
       TakeFloat(value);
     } else if constexpr (std::is_enum_v<T>) {
@@ -297,6 +183,11 @@ class Unpacking {
       Next(GTRAIN_VALUE_NIL, "nothing");
     } else if constexpr (std::same_as<T, Status>) {
       TakeStatus(value);
+    } else if constexpr (std::same_as<T, internal::ViewedText>) {
+      if (Next(GTRAIN_VALUE_STRING, "a string"))
+        value.text = {static_cast<const char*>(next_.data), next_.count};
+    } else if constexpr (internal::kIsOne<T, internal::Viewed>) {
+      TakeView(value);
     } else {
       if (++depth_ > internal::kDepthMax) {
         if (status_.ok()) status_ = internal::TooDeep();
@@ -336,9 +227,7 @@ class Unpacking {
     } else if constexpr (internal::PlainAggregate<T>) {
       internal::WithMembers(value, [this](auto&... members) { (this->Take(members), ...); });
     } else {
-      static_assert(internal::kAlwaysFalse<T>,
-                    "gtrain: this type is no value (gtrain/value.h lists them). A class of your own becomes "
-                    "one with `void Persist(auto& archive) { archive(a, b, ...); }`");
+      internal::RefuseValue<T>();
     }
   }
 
@@ -382,7 +271,8 @@ class Unpacking {
     if (!Next()) return;
     const bool below = next_.kind == GTRAIN_VALUE_INT;
     if (!below && next_.kind != GTRAIN_VALUE_UINT) return Mismatch("an integer");
-    const bool fits = below ? std::in_range<T>(next_.integer) : std::in_range<T>(next_.unsigned_integer);
+    const bool fits =
+        below ? internal::InRange<T>(next_.integer) : internal::InRange<T>(next_.unsigned_integer);
     if (!fits) {
       return Fail("the integer " +
                   (below ? std::to_string(next_.integer) : std::to_string(next_.unsigned_integer)) +
@@ -403,7 +293,7 @@ class Unpacking {
     Take(there);
     if (!status_.ok()) return;
     if (!there) return reset();
-    Element one{};
+    auto one = internal::Fresh<Element>();
     Take(one);
     if (status_.ok()) set(std::move(one));
   }
@@ -418,7 +308,7 @@ class Unpacking {
   }
   template <typename Choice, typename Variant>
   void TakeChoice(Variant& value) {
-    Choice one{};
+    auto one = internal::Fresh<Choice>();
     Take(one);
     if (status_.ok()) value = std::move(one);
   }
@@ -427,8 +317,8 @@ class Unpacking {
     if (!Next(GTRAIN_VALUE_MAP, "a map")) return;
     value.clear();
     for (size_t left = next_.count; left > 0 && status_.ok(); --left) {
-      typename T::key_type key{};
-      typename T::mapped_type mapped{};
+      auto key = internal::Fresh<typename T::key_type>();
+      auto mapped = internal::Fresh<typename T::mapped_type>();
       (*this)(key, mapped);
       if (status_.ok()) value.insert_or_assign(std::move(key), std::move(mapped));
     }
@@ -438,22 +328,51 @@ class Unpacking {
     if (!Next(GTRAIN_VALUE_ARRAY, "an array")) return;
     value.clear();
     for (size_t left = next_.count; left > 0 && status_.ok(); --left) {
-      typename T::value_type one{};
+      auto one = internal::Fresh<typename T::value_type>();
       Take(one);
       if (status_.ok()) value.insert(std::move(one));
     }
   }
+  // An array of numbers of this type, or bytes.
+  template <typename T>
+  bool NextAsOne() {
+    if constexpr (std::same_as<T, std::byte>) {
+      return Next(GTRAIN_VALUE_BYTES, "bytes");
+    } else {
+      if (!Next(GTRAIN_VALUE_NUMBERS, "an array of " + internal::NumberName<T>())) return false;
+      if (next_.dtype == static_cast<gtrain_dtype>(internal::NumberType<T>())) return true;
+      Fail("it is an array of other numbers than " + internal::NumberName<T>());
+      return false;
+    }
+  }
+  // Where they lie; null: not aligned as those of this type are.
+  template <typename T>
+  const T* InPlace() const {
+    const bool aligned = reinterpret_cast<uintptr_t>(next_.data) % alignof(T) == 0;
+    return aligned ? static_cast<const T*>(next_.data) : nullptr;
+  }
+  template <typename T>
+  void TakeView(internal::Viewed<T>& view) {
+    if (!NextAsOne<T>() || next_.count == 0) return;
+    const T* const there = InPlace<T>();
+    if (there == nullptr) CopyNumbers<T>(view.copy);
+    view.span = {there == nullptr ? view.copy.data() : there, next_.count};
+  }
+  template <typename T, typename Values>
+  void CopyNumbers(Values& values) {
+    if constexpr (!internal::kIsArray<Values>) {
+      if (const T* const there = InPlace<T>(); there != nullptr) {
+        values.assign(there, there + next_.count);  // and no zeros are written before, as resize does
+        return;
+      }
+    }
+    if (Resize(values, next_.count) && next_.count > 0)
+      std::memcpy(values.data(), next_.data, next_.count * sizeof(T));
+  }
   template <typename T, typename Values>
   void TakeAll(Values& values) {
-    if constexpr (internal::Number<T>) {
-      if (!Next(GTRAIN_VALUE_NUMBERS, "an array of " + internal::NumberName<T>())) return;
-      if (next_.dtype != static_cast<gtrain_dtype>(internal::NumberType<T>()))
-        return Fail("it is an array of other numbers than " + internal::NumberName<T>());
-      if (Resize(values, next_.count) && next_.count > 0)
-        std::memcpy(values.data(), next_.data, next_.count * sizeof(T));
-    } else if constexpr (std::same_as<T, std::byte>) {
-      if (!Next(GTRAIN_VALUE_BYTES, "bytes")) return;
-      if (Resize(values, next_.count) && next_.count > 0) std::memcpy(values.data(), next_.data, next_.count);
+    if constexpr (internal::Number<T> || std::same_as<T, std::byte>) {
+      if (NextAsOne<T>()) CopyNumbers<T>(values);
     } else {
       if (!Next(GTRAIN_VALUE_ARRAY, "an array")) return;
       TakeEach<T>(values, next_.count);
@@ -468,7 +387,7 @@ class Unpacking {
     } else {
       values.clear();
       for (; count > 0 && status_.ok(); --count) {
-        T one{};
+        auto one = internal::Fresh<T>();
         Take(one);
         if (status_.ok()) values.push_back(std::move(one));
       }
@@ -493,92 +412,4 @@ class Unpacking {
   Status status_;
 };
 
-// ---- names of types, the same whichever compiler made the program
-
-namespace internal {
-
-template <typename T>
-std::string TypeName();
-
-struct NamingArchive {
-  template <typename... Members>
-  void operator()(Members&... /*members*/) {
-    ((text += (text.empty() ? "" : ", ") + TypeName<std::remove_const_t<Members>>()), ...);
-  }
-  std::string text;
-};
-
-template <typename... Types>
-std::string TypeNames() {
-  std::string text;
-  ((text += (text.empty() ? "" : ", ") + TypeName<Types>()), ...);
-  return text;
-}
-
-template <typename T>
-struct NamesOf;
-template <template <typename...> class Template, typename... Types>
-struct NamesOf<Template<Types...>> {
-  static std::string Text() { return TypeNames<Types...>(); }
-};
-
-// A type that has itself in it would have no end.
-inline int& NamingDepth() {
-  static thread_local int depth = 0;
-  return depth;
-}
-
-template <typename T>
-std::string ClassName() {
-  if (NamingDepth() > 8) return "...";
-  ++NamingDepth();
-  T value{};
-  NamingArchive archive;
-  if constexpr (HasPersist<T>) {
-    value.Persist(archive);
-  } else {
-    WithMembers(value, archive);
-  }
-  --NamingDepth();
-  return "{" + archive.text + "}";
-}
-
-template <typename T>
-std::string TypeName() {
-  if constexpr (std::is_void_v<T> || std::same_as<T, std::monostate>) {
-    return "nothing";
-  } else if constexpr (std::same_as<T, bool>) {
-    return "bool";
-  } else if constexpr (std::is_enum_v<T>) {
-    return NumberName<std::underlying_type_t<T>>();
-  } else if constexpr (Number<T>) {
-    return NumberName<T>();
-  } else if constexpr (std::same_as<T, std::string>) {
-    return "string";
-  } else if constexpr (std::same_as<T, std::byte>) {
-    return "byte";
-  } else if constexpr (std::same_as<T, Status>) {
-    return "status";
-  } else if constexpr (HasPersist<T>) {
-    return ClassName<T>();
-  } else if constexpr (kIsOne<T, std::optional>) {
-    return TypeName<typename T::value_type>() + "?";
-  } else if constexpr (kIsOne<T, std::unique_ptr> || kIsOne<T, std::shared_ptr>) {
-    return TypeName<typename T::element_type>() + "?";
-  } else if constexpr (MapLike<T>) {
-    return "{" + TypeName<typename T::key_type>() + ": " + TypeName<typename T::mapped_type>() + "}";
-  } else if constexpr (kIsArray<T>) {
-    return "[" + TypeName<typename T::value_type>() + "; " + std::to_string(std::tuple_size_v<T>) + "]";
-  } else if constexpr (SetLike<T> || kIsOne<T, std::vector>) {
-    return "[" + TypeName<typename T::value_type>() + "]";
-  } else if constexpr (kIsOne<T, std::pair> || kIsOne<T, std::tuple>) {
-    return "(" + NamesOf<T>::Text() + ")";
-  } else if constexpr (kIsOne<T, std::variant>) {
-    return "<" + NamesOf<T>::Text() + ">";
-  } else {
-    return ClassName<T>();
-  }
-}
-
-}  // namespace internal
 }  // namespace gtrain

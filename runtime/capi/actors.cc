@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "actors/exec/cluster.h"
@@ -67,6 +68,11 @@ absl::Status TakeNext(gtrain_unpacker* unpacker, gtrain_value* out) {
   unpacker->data = bytes.data();
   unpacker->left = bytes.size();
   return absl::OkStatus();
+}
+
+absl::Status CheckPacked(const gtrain_packer& packer) {
+  if (packer.out_of_memory) return absl::ResourceExhaustedError("there is no memory for this value");
+  return packer.packer.status();
 }
 
 constexpr absl::Duration kJoinWithin = absl::Minutes(10);
@@ -185,9 +191,8 @@ void AddKeeping(const gtrain_actor_class& in, actors::ActorClass& type) {
     gtrain_packer packer;
     gtrain_error error{};
     GT_RETURN_IF_ERROR(StatusOf(save(user, self, &packer, &error), error));
-    if (packer.out_of_memory) return absl::ResourceExhaustedError("there is no memory for its state");
-    GT_RETURN_IF_ERROR(packer.packer.status());
-    return std::string(packer.packer.bytes());
+    GT_RETURN_IF_ERROR(CheckPacked(packer));
+    return packer.packer.Take();
   };
   type.load = [load = in.load, user = in.user](void* self, absl::string_view state) {
     gtrain_error error{};
@@ -281,6 +286,18 @@ actors::Reply ReplyOf(gtrain_reply_function reply, void* user) {
   };
 }
 
+// `arguments` gives them, once all else is right.
+absl::Status CallActor(gtrain_actors* actors, absl::string_view reference, int32_t method,
+                       absl::FunctionRef<absl::StatusOr<std::string>()> arguments, int64_t timeout_ms,
+                       gtrain_reply_function reply, void* user) {
+  GT_RETURN_IF_ERROR(CheckActors(actors));
+  GT_RETURN_IF_ERROR(CheckTimeout(timeout_ms));
+  GT_ASSIGN_OR_RETURN(const actors::ActorRef ref, actors::ActorRef::Parse(reference));
+  GT_ASSIGN_OR_RETURN(std::string taken, arguments());
+  actors->cluster->Call(ref, method, std::move(taken), absl::Milliseconds(timeout_ms), ReplyOf(reply, user));
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace gtrain::capi
 
@@ -304,8 +321,7 @@ gtrain_status gtrain_packer_data(const gtrain_packer* packer, const void** data,
   return Call(error, [&]() -> absl::Status {
     if (packer == nullptr || data == nullptr || size == nullptr)
       return absl::InvalidArgumentError("`packer`, `data` or `size` is NULL");
-    if (packer->out_of_memory) return absl::ResourceExhaustedError("there is no memory for this value");
-    GT_RETURN_IF_ERROR(packer->packer.status());
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckPacked(*packer));
     *data = packer->packer.bytes().data();
     *size = packer->packer.bytes().size();
     return absl::OkStatus();
@@ -463,14 +479,27 @@ void gtrain_actors_call(gtrain_actors* actors, const void* reference, size_t ref
                         const void* arguments, size_t size, int64_t timeout_ms, gtrain_reply_function reply,
                         void* user) {
   gtrain_error error;
-  const gtrain_status status = Call(&error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(gtrain::capi::CheckActors(actors));
-    GT_RETURN_IF_ERROR(gtrain::capi::CheckTimeout(timeout_ms));
-    GT_ASSIGN_OR_RETURN(const gtrain::actors::ActorRef ref,
-                        gtrain::actors::ActorRef::Parse(View(reference, reference_size)));
-    actors->cluster->Call(ref, method, std::string(View(arguments, size)), absl::Milliseconds(timeout_ms),
-                          gtrain::capi::ReplyOf(reply, user));
-    return absl::OkStatus();
+  const auto copied = [&]() -> absl::StatusOr<std::string> { return std::string(View(arguments, size)); };
+  const gtrain_status status = Call(&error, [&] {
+    return gtrain::capi::CallActor(actors, View(reference, reference_size), method, copied, timeout_ms, reply,
+                                   user);
+  });
+  if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
+}
+
+// NOLINTNEXTLINE(readability-function-size)
+void gtrain_actors_call_packed(gtrain_actors* actors, const void* reference, size_t reference_size,
+                               int32_t method, gtrain_packer* packer, int64_t timeout_ms,
+                               gtrain_reply_function reply, void* user) {
+  gtrain_error error;
+  const auto taken = [&]() -> absl::StatusOr<std::string> {
+    if (packer == nullptr) return absl::InvalidArgumentError("`packer` is NULL");
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckPacked(*packer));
+    return packer->packer.Take();
+  };
+  const gtrain_status status = Call(&error, [&] {
+    return gtrain::capi::CallActor(actors, View(reference, reference_size), method, taken, timeout_ms, reply,
+                                   user);
   });
   if (status != GTRAIN_OK && reply != nullptr) reply(user, status, error.message, nullptr, 0);
 }

@@ -1,14 +1,21 @@
 // Actors as a program has them: the headers and libgtrain.so.
 #include <gtrain/gtrain.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -135,6 +142,128 @@ class Adder {
 [[maybe_unused]] constexpr auto kAdder =
     gtrain::Actor<Adder, gtrain::Ctor<std::vector<gtrain::Ref<Counter>>>,
                   gtrain::Methods<&Adder::Sum, &Adder::Plain, &Adder::Fails, &Adder::Slow>>;
+
+// Says how often it is copied.
+struct Copies {
+  Copies() = default;
+  Copies(const Copies& other) : number(other.number) { ++made; }
+  Copies& operator=(const Copies&) = default;
+  void Persist(auto& archive) { archive(number); }
+  int number = 0;
+  static inline std::atomic<int> made = 0;
+};
+
+class Parent {
+ public:
+  virtual ~Parent() = default;
+  int64_t Inherited() { return 1; }
+  int64_t AlsoInherited() { return 2; }
+  virtual int64_t Virtual() const { return 3; }
+};
+// Methods of all kinds, and of parameters.
+class Kinds : public Parent {
+ public:
+  Kinds(std::string_view name, std::span<const int16_t> numbers) : name_(name), size_(numbers.size()) {}
+  int64_t Virtual() const override { return 4; }
+  size_t Lvalue() & noexcept { return name_.size() + size_; }
+  size_t Volatile() const volatile { return size_; }
+  int64_t Overloaded(int64_t number) const { return number; }
+  std::string Overloaded(const std::string& text) const { return text; }
+  char Letter(char one, const std::vector<char>& more) const { return more.empty() ? one : more[0]; }
+  double Sum(bool /*odd*/, std::span<const double> numbers, std::string_view text,
+             const std::span<const std::byte>& bytes) const {
+    CHECK(reinterpret_cast<uintptr_t>(numbers.data()) % alignof(double) == 0);
+    return std::accumulate(numbers.begin(), numbers.end(), static_cast<double>(text.size() + bytes.size()));
+  }
+  int64_t Small(std::optional<int8_t> one, std::pair<uint16_t, int64_t> two) const {
+    return one.value_or(0) + two.first + two.second;
+  }
+  gtrain::Task<size_t> Later(std::vector<float> numbers, std::unique_ptr<int64_t> one, const Copies& copies) {
+    co_await gtrain::Status();
+    co_return numbers.size() + static_cast<size_t>(*one) + static_cast<size_t>(copies.number);
+  }
+
+ private:
+  std::string name_;
+  size_t size_;
+};
+constexpr auto kOverloadedInteger = static_cast<int64_t (Kinds::*)(int64_t) const>(&Kinds::Overloaded);
+constexpr auto kOverloadedText =
+    static_cast<std::string (Kinds::*)(const std::string&) const>(&Kinds::Overloaded);
+[[maybe_unused]] constexpr auto kKinds =
+    gtrain::Actor<Kinds, gtrain::Ctor<std::string_view, std::span<const int16_t>>,
+                  gtrain::Methods<&Kinds::Inherited, &Kinds::AlsoInherited, &Kinds::Virtual, &Kinds::Lvalue,
+                                  &Kinds::Volatile, kOverloadedInteger, kOverloadedText, &Kinds::Letter,
+                                  &Kinds::Sum, &Kinds::Small, &Kinds::Later>>;
+
+gtrain::Task<> AllKinds(gtrain::Cluster& cluster) {
+  auto kinds = co_await cluster.Spawn<Kinds>("kinds", std::vector<int16_t>(2));
+  CHECK(co_await kinds.Call<&Kinds::Inherited>() == 1);
+  CHECK(co_await kinds.Call<&Parent::AlsoInherited>() == 2);
+  CHECK(co_await kinds.Call<&Kinds::Virtual>() == 4);
+  CHECK(co_await kinds.Call<&Kinds::Lvalue>() == 7);
+  CHECK(co_await kinds.Call<&Kinds::Volatile>() == 2);
+  CHECK(co_await kinds.Call<kOverloadedInteger>(5) == 5);
+  CHECK(co_await kinds.Call<kOverloadedText>("five") == "five");
+  const std::vector<char> letters = {'\x80', 'c'};
+  CHECK(co_await kinds.Call<&Kinds::Letter>('b', letters) == '\x80');
+  // Of every length, so that heads of every length are before them.
+  std::vector<double> numbers;
+  for (size_t size = 0; size < 40; ++size) {
+    CHECK(co_await kinds.Call<&Kinds::Sum>(true, numbers, "123", std::as_bytes(std::span("1234"))) ==
+          static_cast<double>(size + 8));
+    numbers.push_back(1);
+  }
+  CHECK(co_await kinds.Call<&Kinds::Sum>(true, std::span(numbers).first(2), std::string("1"),
+                                         std::vector<std::byte>(3)) == 6);
+  const double array[] = {1, 2};
+  CHECK(co_await kinds.Call<&Kinds::Sum>(true, array, "", std::array<std::byte, 1>()) == 4);
+  Copies copies;
+  copies.number = 30;
+  CHECK(co_await kinds.Call<&Kinds::Later>(std::vector<float>(7), std::make_unique<int64_t>(5), copies) ==
+        42);
+  CHECK(Copies::made == 0);
+}
+
+// What the type of a parameter cannot hold is an error of who calls.
+gtrain::Task<> Narrow(gtrain::Cluster& cluster) {
+  auto kinds = co_await cluster.Spawn<Kinds>("kinds", std::vector<int16_t>());
+  const std::pair<uint16_t, int64_t> two{2, 3};
+  CHECK(co_await kinds.Call<&Kinds::Small>(-128, std::pair<int, int>(65'535, 1)) == 65'408);
+  CHECK(co_await kinds.Call<&Kinds::Small>(std::nullopt, two) == 5);
+  const auto large = co_await gtrain::Try(kinds.Call<&Kinds::Small>(int64_t{300}, two));
+  CHECK(large.status().code() == StatusCode::kInvalidArgument);
+  CHECK(large.status().message() == "an argument of Small is wrong: the integer 300 does not fit into i8");
+  const auto inside = co_await gtrain::Try(kinds.Call<&Kinds::Small>(std::optional<int64_t>(300), two));
+  CHECK(inside.status().message() == large.status().message());
+  const auto below = co_await gtrain::Try(kinds.Call<&Kinds::Small>(1, std::pair<int, int>(-1, 1)));
+  CHECK(below.status().message() == "an argument of Small is wrong: the integer -1 does not fit into u16");
+  const auto counter = co_await gtrain::Try(cluster.Spawn<Counter>(~uint64_t{0}));
+  CHECK(counter.status().code() == StatusCode::kInvalidArgument);
+  CHECK(counter.status().message() ==
+        "an argument of Counter is wrong: the integer 18446744073709551615 does not fit into i64");
+}
+
+// A view looks at what was packed, wherever it is aligned.
+void Views() {
+  const std::vector<double> numbers(100, 1.5);
+  gtrain::internal::Packed packed;
+  CHECK(packed.Pack(true, numbers, std::string_view("text")).ok());
+  for (const size_t off : {size_t{0}, size_t{1}}) {
+    std::vector<double> buffer(packed.size() / sizeof(double) + 2);
+    void* const at = reinterpret_cast<char*>(buffer.data()) + off;
+    std::memcpy(at, packed.data(), packed.size());
+    gtrain::Unpacking unpacking(at, packed.size());
+    bool odd = false;
+    gtrain::internal::Viewed<double> view;
+    gtrain::internal::ViewedText text;
+    unpacking(odd, view, text);
+    CHECK(unpacking.End().ok());
+    CHECK(view.copy.empty() == (off == 0));
+    CHECK(std::equal(view.span.begin(), view.span.end(), numbers.begin(), numbers.end()));
+    CHECK(text.text == "text");
+  }
+}
 
 gtrain::Task<int64_t> Twice(const gtrain::Owner<Counter>& counter) {
   const int64_t once = co_await counter.Call<&Counter::Value>();
@@ -479,7 +608,18 @@ int main(int argc, char** argv) {
         "(i64); Add(i64) -> i64; Value() const -> i64; Throw() -> nothing; Refuse(string) const -> nothing; "
         "Half() const -> i64; Nothing() const -> nothing; WaitAtGate() const -> bool; WaitsInside({string}) "
         "-> bool");
+  decltype(kKinds)::Fill(&type);
+  CHECK(
+      std::string(type.signature) ==
+      "(string, [i16]); Inherited() -> i64; AlsoInherited() -> i64; Virtual() const -> i64; Lvalue() -> u64; "
+      "Volatile() const -> u64; Overloaded(i64) const -> i64; Overloaded(string) const -> string; Letter(i8, "
+      "[i8]) const -> i8; Sum(bool, [f64], string, [byte]) const -> f64; Small(i8?, (u16, i64)) const -> "
+      "i64; "
+      "Later([f32], i64?, {i32}) -> u64");
   Run(Calls);
+  Run(AllKinds);
+  Run(Narrow);
+  Views();
   Run(Any);
   Run(Names);
   Run(ManyAtOnce);
