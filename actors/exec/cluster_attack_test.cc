@@ -328,6 +328,21 @@ TEST_F(ClusterTest, StressOfAKeptActor) {
   }
 }
 
+// a call is given up before it was ever sent, and then its answer has no state to wait for.
+TEST_F(ClusterTest, WhatWasGivenUpHoldsNoReaderOfAKeptActor) {
+  Open(3);
+  const auto actor = SpawnKept(0, 1, "x");
+  ASSERT_TRUE(actor.ok());
+  EXPECT_EQ(*Call(2, *actor, 3, "a"), "xa");
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), true);
+  const auto given_up = Call(2, *actor, 3, "b", absl::Milliseconds(20));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(given_up.status())) << given_up.status();
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), false);
+  const auto state = Call(2, *actor, 4, "", absl::Seconds(10));
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(*state, "xa");
+}
+
 // ranks are given anew, and the owner has the rank where the actor was.
 TEST_F(ClusterTest, AKeptActorMovesToOthersThanItsOwner) {
   Open(4);

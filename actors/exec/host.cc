@@ -228,7 +228,10 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
                   Reply& reply) {
     const absl::Status status = Enqueue(address, method, arguments, timeout, reply);
     if (absl::IsResourceExhausted(status)) return false;
-    if (reply) std::exchange(reply, nullptr)(status, {});
+    if (!reply) return true;
+    std::exchange(reply, nullptr)(status, {});
+    MutexLock lock(&mutex_);
+    if (const std::shared_ptr<Actor> actor = Find(address)) Answered(actor, method);
     return true;
   }
 
@@ -236,8 +239,11 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     MutexLock lock(&mutex_);
     const auto it = actors_.find(number);
     if (it == actors_.end()) return;
-    it->second->saves = true;
-    it->second->changed |= again;
+    if (again) {
+      it->second->changed = true;  // what is on its way is not kept yet, and the next waits for that
+    } else {
+      it->second->saves = true;
+    }
     Schedule(it->second);
   }
 
@@ -314,8 +320,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       --begun_;
       ++answered_;
       if (crashed) actor.broken = true;
-      actor.changed |= !IsConstant(*actor.type, work->method);
-      Schedule(work->actor);
+      Answered(work->actor, work->method);
     }
     // What ran too long was answered by the clock.
     if (work->reply) work->reply(status, result);
@@ -350,6 +355,12 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   static bool IsConstant(const ActorClass& type, int method) {
     return method >= 0 && static_cast<size_t>(method) < type.constant.size() &&
            type.constant[static_cast<size_t>(method)];
+  }
+  // Behind the answer, whether the call ran or not: who keeps the state of the actor holds such an answer,
+  // and what others see meanwhile, until it has a state that was taken later.
+  void Answered(const std::shared_ptr<Actor>& actor, int method) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    actor->changed |= !IsConstant(*actor->type, method);
+    Schedule(actor);
   }
   static bool SavesNow(const Actor& actor) {
     return actor.options.keep && actor.saves && actor.changed && actor.self != nullptr;
@@ -675,12 +686,18 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Expire() {
     AllHeard heard;
+    std::vector<std::pair<std::shared_ptr<Actor>, int>> answered;  // with the method
     for (;;) {
       absl::Duration wait;
       {
         MutexLock lock(&mutex_);
+        for (const auto& [actor, method] : std::exchange(answered, {})) Answered(actor, method);
         const Instant now = clock_.Now();
-        while (!timers_.empty() && timers_.begin()->first <= now) ExpireOne(*timers_.begin()->second, heard);
+        while (!timers_.empty() && timers_.begin()->first <= now) {
+          Work& work = *timers_.begin()->second;
+          if (work.method != kMake) answered.emplace_back(work.actor, work.method);
+          ExpireOne(work, heard);
+        }
         if (heard.empty()) {
           if (stopping_) return;
           wait = timers_.empty() ? kIdleLook : timers_.begin()->first - now;

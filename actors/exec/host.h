@@ -132,7 +132,7 @@ class Host {
                   Reply& reply);
   void End(const ActorAddress& address, absl::string_view reason);
   // The state of before is kept: when there has been a change since, another one is saved (on_saved).
-  // `again`: whatever was saved before is lost.
+  // `again`: nobody has what was saved before, so another one is, once what is on its way is kept.
   void Save(uint64_t number, bool again = false);
   // The method changes nothing. False: there is no such actor.
   bool Constant(uint64_t number, int method) const;

@@ -58,8 +58,8 @@ class Answer {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-// Its methods: 0 appends its argument and answers with all; 1 waits at the gate; 2 throws, so to say;
-// 3 keeps its call until Later.
+// Its methods: 0 appends its argument and answers with all; 1 waits at the gate, and changes nothing; 2
+// throws, so to say; 3 keeps its call until Later.
 struct Log {
   std::string text;
 };
@@ -72,6 +72,12 @@ class HostTest : public ::testing::Test {
     type.name = "Log";
     type.signature = "one";
     type.methods = 4;
+    type.constant = {false, true};
+    type.save = [](void* self) { return static_cast<Log*>(self)->text; };
+    type.load = [](void* self, absl::string_view state) {
+      static_cast<Log*>(self)->text = std::string(state);
+      return absl::OkStatus();
+    };
     type.create = [this](absl::string_view arguments) -> absl::StatusOr<void*> {
       ++made_;
       if (arguments == "fails") return absl::InvalidArgumentError("it was told to");
@@ -107,6 +113,21 @@ class HostTest : public ::testing::Test {
     host_.reset();
     EXPECT_EQ(alive_, 0) << "an actor was not ended";
   }
+  // A host of actors whose state is kept.
+  void OpenKeeping() {
+    HostOptions options;
+    options.on_saved = [this](uint64_t, const absl::Status& status, const std::string&) {
+      EXPECT_TRUE(status.ok()) << status;
+      ++saved_;
+      return true;
+    };
+    Open(options);
+  }
+  ActorAddress SpawnKept() {
+    SpawnOptions options;
+    options.keep = true;
+    return SpawnOne("", options);
+  }
   ActorAddress SpawnOne(std::string arguments = "", SpawnOptions options = {}) {
     Answer answer;
     host_->Spawn("Log", options, std::move(arguments), kSoon, answer.Taker());
@@ -128,7 +149,7 @@ class HostTest : public ::testing::Test {
   }
 
   RealClock clock_;
-  std::atomic<int> made_ = 0, alive_ = 0, at_gate_ = 0;
+  std::atomic<int> made_ = 0, alive_ = 0, at_gate_ = 0, saved_ = 0;
   Notification gate_;
   Mutex mutex_;
   std::vector<BegunCall*> later_ ABSL_GUARDED_BY(mutex_);
@@ -210,6 +231,41 @@ TEST_F(HostTest, ACallThatTookTooLongIsAnsweredOnceAndWhatHadNotBegunNeverRuns) 
   EXPECT_EQ(CallOne(log, 0, "x").value(), "x");
   EXPECT_EQ(at_gate.times(), 1);
   EXPECT_EQ(waits.times(), 1);
+}
+
+// Whoever keeps the state holds the answer until there is one that was taken behind it.
+TEST_F(HostTest, ACallOfAKeptActorThatNeverRanIsFollowedByASave) {
+  OpenKeeping();
+  const ActorAddress actor = SpawnKept();
+  Answer reads;
+  host_->Call(actor, 1, "", kSoon, reads.Taker());
+  Until([&] { return at_gate_ == 1; });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(CallOne(actor, 0, "never", absl::Milliseconds(1)).status()));
+  EXPECT_EQ(saved_, 0);
+  gate_.Notify();
+  EXPECT_TRUE(reads.Get().ok());
+  Until([&] { return saved_ == 1; });
+  host_->Save(actor.number);
+
+  Answer refused;
+  std::string arguments;
+  Reply reply = refused.Taker();
+  EXPECT_TRUE(host_->CallIfRoom(actor, 99, arguments, kSoon, reply));
+  EXPECT_TRUE(absl::IsInvalidArgument(refused.Get().status()));
+  Until([&] { return saved_ == 2; });
+}
+
+TEST_F(HostTest, OneSaveIsOnItsWayAtATime) {
+  OpenKeeping();
+  gate_.Notify();
+  const ActorAddress actor = SpawnKept();
+  EXPECT_TRUE(CallOne(actor, 0, "a").ok());
+  Until([&] { return saved_ == 1; });
+  host_->Save(actor.number, /*again=*/true);
+  EXPECT_TRUE(CallOne(actor, 1).ok());  // a save would come before it
+  EXPECT_EQ(saved_, 1);
+  host_->Save(actor.number);
+  Until([&] { return saved_ == 2; });
 }
 
 TEST_F(HostTest, WhoAnswersLaterBeginsNothingBefore) {
