@@ -260,6 +260,29 @@ TEST_F(ClusterTest, ANewProcessFindsActorsThatWereMadeAnew) {
   }
 }
 
+// the owner has not heard yet that the process is lost, and says that the actor is there.
+TEST_F(ClusterTest, ANewProcessHearsOfTheLossBeforeTheOwner) {
+  for (const bool keep : {false, true}) {
+    Open(3);
+    const auto actor = Spawn(0, 1, "", kSoon, 3, keep);
+    ASSERT_TRUE(actor.ok());
+    job_.Hold(0, true);
+    FakeNet::Get().CutOff(clusters_[1]->endpoint(), true);
+    std::vector<std::thread> joining;
+    job_.Begin({0, 3, 2});
+    Add(3, {}, joining);
+    for (std::thread& one : joining) one.join();
+    Answers called;
+    clusters_[3]->Call(*actor, 0, "x", absl::Seconds(10), called.Taker());
+    Nap(200);  // in which the owner says where it was
+    job_.Hold(0, false);
+    const auto heard = called.Get();
+    EXPECT_TRUE(heard.ok()) << heard.status();
+    FakeNet::Get().CutOff(clusters_[1]->endpoint(), false);
+    clusters_.clear();
+  }
+}
+
 TEST_F(ClusterTest, StressOfAKeptActor) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     Open(4, {.mailbox_calls = 8});

@@ -29,6 +29,7 @@ namespace {
 constexpr int kMessagesATurn = 64;  // of one connection, before others have their turn
 constexpr absl::Duration kLookAtLeast = absl::Seconds(1);
 constexpr absl::Duration kSendAgain = absl::Milliseconds(1);  // what a connection did not take
+constexpr absl::Duration kAskAgain = absl::Milliseconds(50);  // where an actor is
 constexpr absl::Duration kLastAnswers = absl::Seconds(1);
 // How long a thread without work looks for what comes over shared memory, which is about what it costs to be
 // woken: half as long whenever nothing came, and as long as this again once something has.
@@ -233,8 +234,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
     bool far = false;                    // there is no link to it, or no more
     std::string unsent;                  // a message that the connection did not take
     bool connected = false;
-    bool named = false;      // it was among the processes
-    bool confirmed = false;  // the owner of an actor has said that it is there
+    bool named = false;  // it was among the processes
     std::optional<Instant> timer;
   };
 
@@ -424,16 +424,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
         Give(call.process, std::move(call.call));
       }
     }
-    for (const auto& [ref, at] : content.located) {
-      if (at.ok()) PeerOf({at->host_high, at->host_low}).confirmed = true;
-      if (!at.ok() && !absl::IsNotFound(at.status()) && !absl::IsUnavailable(at.status())) {
-        Locate(ref, relocations_.NotAt(ref));  // the owner is slow
-        continue;
-      }
-      Relocations::Waited waited = relocations_.Located(ref, at, heard_);
-      if (waited.moved) Move(*std::move(waited.moved), *at);
-      for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
-    }
+    for (const auto& [ref, at] : content.located) OnLocated(ref, at);
     for (const Inbox::NewKept& kept : content.kept) {
       if (kept.record) {
         incoming_.Keep(kept.actor, kept.owner, kept.id, *kept.record, kept.detached);
@@ -458,6 +449,25 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
       case Inbox::Answer::What::kEnded:
         return incoming_.ActorEnded(answer.actor);
     }
+  }
+
+  void OnLocated(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at) {
+    if (!at.ok() && !absl::IsNotFound(at.status()) && !absl::IsUnavailable(at.status()))
+      return Locate(ref, relocations_.NotAt(ref));  // the owner is slow
+    if (at.ok() && !Knows({at->host_high, at->host_low})) {
+      // It has come up, and this process is to hear so; or it was lost before this process came up, and the
+      // owner is to hear so. Its word will do once both have.
+      return relocations_.AskLater(ref, clock_.Now() + kAskAgain);
+    }
+    Relocations::Waited waited = relocations_.Located(ref, at, heard_);
+    if (waited.moved) Move(*std::move(waited.moved), *at);
+    for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
+  }
+
+  // Its process was among those that there are.
+  bool Knows(const CallerId& process) const {
+    const auto it = peers_.find(process);
+    return it != peers_.end() && (it->second.named || it->second.calls.gone());
   }
 
   Peer& PeerOf(const CallerId& id) {
@@ -490,7 +500,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
       return;
     }
     Peer& peer = PeerOf(process);
-    if (!peer.calls.gone() && (peer.named || peer.confirmed)) {
+    if (!peer.calls.gone() && peer.named) {
       peer.calls.Add(std::move(call), heard_);
       touched_.insert(&peer);
       return;
@@ -555,6 +565,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   void Pump(bool all) {
     const Instant now = clock_.Now();
     relocations_.OnTime(now, heard_);
+    for (const ActorRef& ref : relocations_.ToAsk(now)) Locate(ref, ActorAddress());
     while (!timers_.empty() && timers_.begin()->first <= now) {
       touched_.insert(timers_.begin()->second);
       timers_.begin()->second->timer.reset();

@@ -80,6 +80,12 @@ ActorAddress Relocations::NotAt(const ActorRef& ref) const {
   return it == targets_.end() ? ActorAddress() : it->second.at;
 }
 
+std::vector<ActorRef> Relocations::ToAsk(Instant now) {
+  std::vector<ActorRef> due;
+  for (; !ask_.empty() && ask_.front().first <= now; ask_.pop_front()) due.push_back(ask_.front().second);
+  return due;
+}
+
 void Relocations::OnTime(Instant now, HeardReplies& heard) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const Name name = deadlines_.begin()->second;
@@ -100,8 +106,10 @@ void Relocations::OnTime(Instant now, HeardReplies& heard) {
 }
 
 std::optional<Instant> Relocations::next_time() const {
-  if (deadlines_.empty()) return std::nullopt;
-  return deadlines_.begin()->first;
+  std::optional<Instant> next;
+  if (!deadlines_.empty()) next = deadlines_.begin()->first;
+  if (!ask_.empty() && (!next || ask_.front().first < *next)) next = ask_.front().first;
+  return next;
 }
 
 void Relocations::Cancel(const absl::Status& status, HeardReplies& heard) {

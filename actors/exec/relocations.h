@@ -42,6 +42,9 @@ class Relocations {
   };
   // Where it was not, of one that is looked for.
   ActorAddress NotAt(const ActorRef& ref) const;
+  // The owner's word is of no use yet: it is asked again `then`.
+  void AskLater(const ActorRef& ref, Instant then) { ask_.emplace_back(then, ref); }
+  std::vector<ActorRef> ToAsk(Instant now);
   Waited Located(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at, HeardReplies& heard);
 
   void OnTime(Instant now, HeardReplies& heard);
@@ -64,6 +67,7 @@ class Relocations {
   void Wait(const Name& name, Target& target, Call call);
 
   std::map<Name, Target> targets_;
+  std::deque<std::pair<Instant, ActorRef>> ask_;  // whose owners, when
   std::set<std::pair<Instant, Name>> deadlines_;  // of calls that wait, or waited
 };
 
