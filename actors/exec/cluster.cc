@@ -79,6 +79,31 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
 }
 
 absl::Status Cluster::Join(ClusterNetwork network) {
+  GT_RETURN_IF_ERROR(Connect(std::move(network), /*threads=*/true));
+  MutexLock lock(&mutex_);
+  drives_ = false;
+  gathering_ = StartWithoutSignals([this] { Gather(); });
+  // A driver that ends as this process comes up gathers with nobody.
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
+  return gathered_.value_or(absl::OkStatus());
+}
+
+absl::Status Cluster::JoinWithoutThreads(ClusterNetwork network) {
+  GT_RETURN_IF_ERROR(Connect(std::move(network), /*threads=*/false));
+  MutexLock lock(&mutex_);
+  drives_ = false;
+  return absl::OkStatus();
+}
+
+absl::Duration Cluster::Turn() {
+  const bool any = host_->Turn();
+  absl::Duration wait = peers_->Turn();
+  if (const auto next = host_->NextDeadline())
+    wait = std::clamp(*next - clock_.Now(), absl::ZeroDuration(), wait);
+  return any ? absl::ZeroDuration() : wait;
+}
+
+absl::Status Cluster::Connect(ClusterNetwork network, bool threads) {
   network_ = std::move(network);
   port::NetOptions net;
   net.secret = network_->secret;
@@ -90,6 +115,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
                                                         net, &endpoint_));
   Peers::Options options;
   options.self = self_;
+  options.thread = threads;
   options.connect = [module = network_->net, net](const std::string& endpoint) {
     return module->connect(endpoint.substr(0, endpoint.find(kBesides)), net);
   };
@@ -116,12 +142,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
     ends_->on_undone = peers_->OnUndone();
     ends_->on_saved = peers_->OnSaved();
   }
-  MutexLock lock(&mutex_);
-  drives_ = false;
-  gathering_ = StartWithoutSignals([this] { Gather(); });
-  // A driver that ends as this process comes up gathers with nobody.
-  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
-  return gathered_.value_or(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 // Where that is not to be had, all goes over the network.
