@@ -249,7 +249,8 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   // Before this process knows that it drives, and looks for actors by their names.
   std::set<CallerId> members;
   for (const Introduction& one : all) members.insert(one.process);
-  directory_->SetKeeper(all[DriverOf(all)].process, std::move(members));
+  directory_->SetKeeper(all[DriverOf(all)].process, members);
+  std::vector<CallerId> unheard;
   {
     MutexLock lock(&mutex_);
     members_.clear();
@@ -258,8 +259,13 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
     rank_ = network_->gathering->rank();
     driver_ = DriverOf(all);
     drives_ |= all[driver_].process == self_;
+    // Who heard of the generation before, in which this process was to be, and has not lived to see this one.
+    for (const auto& [owner, actors] : owners_) {
+      if (!members.contains(owner)) unheard.push_back(owner);
+    }
   }
   peers_->SetProcesses(std::move(processes));
+  for (const CallerId& owner : unheard) OnGone(owner);
   return absl::OkStatus();
 }
 
@@ -357,7 +363,8 @@ absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
   MutexLock lock(&mutex_);
   std::vector<Place> places;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (members_[rank].left) continue;
+    // One may be known to be dead before the generation that goes on without it has begun.
+    if (members_[rank].left || gone_.contains(members_[rank].process)) continue;
     const auto mine = actors.find(members_[rank].process);
     places.push_back({static_cast<int>(rank), members_[rank].node, mine == actors.end() ? 0 : mine->second});
   }

@@ -335,7 +335,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       TakeOne(actor, task);
     }
     const bool any = !heard.empty() || actor != nullptr || task;
-    Tell(heard);
+    TellExpired(heard);
     if (actor != nullptr || task) AsThread([&] { RunTaken(actor, task); });
     return any;
   }
@@ -715,7 +715,17 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         }
       }
       if (wait > absl::ZeroDuration()) timers_changed_.WaitFor(wait);
-      Tell(heard);
+      TellExpired(heard);
+    }
+  }
+
+  // The answer waits for a save, and there would be none before the next change. It comes first, to be in it.
+  void TellExpired(AllHeard& heard) {
+    Tell(heard);
+    MutexLock lock(&mutex_);
+    for (const std::shared_ptr<Actor>& actor : std::exchange(expired_, {})) {
+      actor->changed = true;
+      Schedule(actor);
     }
   }
 
@@ -742,6 +752,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
                          absl::StrCat(what, " had not begun, and will not: ", ahead, " were before it")),
                      ""});
     if (taken->method == kMake) EndLocked(actor, "its spawn took too long", heard);
+    if (taken->method != kMake && actor->options.keep) expired_.push_back(actor);
   }
 
   const HostOptions options_;
@@ -756,6 +767,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   std::deque<std::shared_ptr<Actor>> ready_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::AnyInvocable<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
+  // Actors whose state is kept and has not changed, but what became of a call has.
+  std::vector<std::shared_ptr<Actor>> expired_ ABSL_GUARDED_BY(mutex_);
   Bell timers_changed_;
   std::vector<Bell*> idle_ ABSL_GUARDED_BY(mutex_);  // of threads that wait for work, or are about to
   std::shared_ptr<const LookAround> look_ ABSL_GUARDED_BY(mutex_);

@@ -449,19 +449,32 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
         Give(call.process, std::move(call.call));
       }
     }
-    for (const auto& [ref, at] : content.located) {
-      if (at.ok()) PeerOf({at->host_high, at->host_low}).confirmed = true;
-      if (!at.ok() && !absl::IsNotFound(at.status()) && !absl::IsUnavailable(at.status())) {
-        Locate(ref, relocations_.NotAt(ref));  // the owner is slow
-        continue;
-      }
-      Relocations::Waited waited = relocations_.Located(ref, at, heard_);
-      if (waited.moved) Move(*std::move(waited.moved), *at);
-      for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
-    }
+    for (const auto& [ref, at] : content.located) OnLocated(ref, at);
     for (const Inbox::NewKept& kept : content.kept)
       incoming_.Keep(kept.actor, kept.owner, kept.id, kept.record);
     for (const Inbox::Answer& answer : content.answers) OnAnswer(answer);
+  }
+
+  void OnLocated(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at) {
+    const ActorAddress before = relocations_.NotAt(ref);
+    const auto left = peers_.find({before.host_high, before.host_low});
+    const bool unheard = left != peers_.end() && left->second.confirmed && !left->second.named;
+    if (!at.ok() && !absl::IsNotFound(at.status()) && !absl::IsUnavailable(at.status())) {
+      if (relocations_.Sought(ref) || unheard) Locate(ref, before);  // the owner is slow
+      return;
+    }
+    if (at.ok()) {
+      Peer& peer = PeerOf({at->host_high, at->host_low});
+      peer.confirmed = true;
+      // It may have come up since this process heard who is there. Or it is dead, and the owner has not heard
+      // that yet: then it says so when it has made the actor elsewhere.
+      if (!peer.named && !peer.calls.gone()) Locate(ref, *at);
+    }
+    Relocations::Waited waited = relocations_.Located(ref, at, heard_);
+    if (waited.moved) Move(*std::move(waited.moved), *at);
+    for (OutgoingCalls::Call& call : waited.calls) Dispatch(std::move(call));
+    if (at.ok() && *at != before && unheard && !left->second.calls.gone())
+      Lose(left->first, left->second, "its actors are made anew elsewhere");
   }
 
   void OnAnswer(const Inbox::Answer& answer) {
