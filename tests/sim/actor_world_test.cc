@@ -150,18 +150,5 @@ TEST_F(ActorWorldTest, AProcessThatIsCutOffAndGivenUpUndoesNothing) {
   EXPECT_NE(Call(there).code, absl::StatusCode::kOk);
 }
 
-// A mailbox of one call makes its caller careful: what it has given up is what it waits for.
-TEST_F(ActorWorldTest, AKeptActorAnswersWhatItDidNotBegin) {
-  ActorProfile profile = Quiet();
-  profile.mailbox_calls = 1;
-  profile.runs_max = 50 * kMs;
-  Open(profile);
-  const int actor = Spawned(1, /*keep=*/true);
-  for (int i = 0; i < 40; ++i) (void)world_->Call(2, actor, ActorTruth::kAdd, 5 * kMs + i * kMs);
-  world_->Run(10 * kSec);
-  Await(world_->Call(2, actor, ActorTruth::kAdd, kMin));
-  Rest();
-}
-
 }  // namespace
 }  // namespace gtrain::sim
