@@ -84,6 +84,31 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOpt
 }
 
 absl::Status Cluster::Join(ClusterNetwork network) {
+  GT_RETURN_IF_ERROR(Connect(std::move(network), /*threads=*/true));
+  MutexLock lock(&mutex_);
+  drives_ = false;
+  gathering_ = StartWithoutSignals([this] { Gather(); });
+  // A driver that ends as this process comes up gathers with nobody.
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
+  return gathered_.value_or(absl::OkStatus());
+}
+
+absl::Status Cluster::JoinWithoutThreads(ClusterNetwork network) {
+  GT_RETURN_IF_ERROR(Connect(std::move(network), /*threads=*/false));
+  MutexLock lock(&mutex_);
+  drives_ = false;
+  return absl::OkStatus();
+}
+
+absl::Duration Cluster::Turn() {
+  const bool any = host_->Turn();
+  absl::Duration wait = peers_->Turn();
+  if (const auto next = host_->NextDeadline())
+    wait = std::clamp(*next - clock_.Now(), absl::ZeroDuration(), wait);
+  return any ? absl::ZeroDuration() : wait;
+}
+
+absl::Status Cluster::Connect(ClusterNetwork network, bool threads) {
   network_ = std::move(network);
   port::NetOptions net;
   net.secret = network_->secret;
@@ -95,6 +120,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
                                                         net, &endpoint_));
   Peers::Options options;
   options.self = self_;
+  options.thread = threads;
   options.connect = [module = network_->net, net](const std::string& endpoint) {
     return module->connect(endpoint.substr(0, endpoint.find(kBesides)), net);
   };
@@ -121,12 +147,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
     ends_->on_undone = peers_->OnUndone();
     ends_->on_saved = peers_->OnSaved();
   }
-  MutexLock lock(&mutex_);
-  drives_ = false;
-  gathering_ = StartWithoutSignals([this] { Gather(); });
-  // A driver that ends as this process comes up gathers with nobody.
-  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
-  return gathered_.value_or(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 // Where that is not to be had, all goes over the network.
@@ -235,7 +256,8 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   std::set<CallerId> members;
   for (const Introduction& one : all) members.insert(one.process);
   OfferOrphans(members, all[DriverOf(all)].process);
-  directory_->SetKeeper(all[DriverOf(all)].process, std::move(members));
+  directory_->SetKeeper(all[DriverOf(all)].process, members);
+  std::vector<CallerId> unheard;
   {
     MutexLock lock(&mutex_);
     members_.clear();
@@ -244,10 +266,15 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
     rank_ = network_->gathering->rank();
     driver_ = DriverOf(all);
     drives_ |= all[driver_].process == self_;
+    // Who heard of the generation before, in which this process was to be, and has not lived to see this one.
+    for (const auto& [owner, actors] : owners_) {
+      if (!members.contains(owner)) unheard.push_back(owner);
+    }
   }
   objects_->SetShares(static_cast<size_t>(
       std::ranges::count(all, network_->node, [](const Introduction& one) { return one.node; })));
   peers_->SetProcesses(std::move(processes));
+  for (const CallerId& owner : unheard) OnGone(owner);
   return absl::OkStatus();
 }
 
@@ -384,7 +411,8 @@ absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
   MutexLock lock(&mutex_);
   std::vector<Place> places;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (members_[rank].left) continue;
+    // One may be known to be dead before the generation that goes on without it has begun.
+    if (members_[rank].left || gone_.contains(members_[rank].process)) continue;
     const auto mine = actors.find(members_[rank].process);
     places.push_back({static_cast<int>(rank), members_[rank].node, mine == actors.end() ? 0 : mine->second});
   }

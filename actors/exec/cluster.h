@@ -75,6 +75,13 @@ class Cluster {
   absl::Status Register(ActorClass type) { return host_->Register(std::move(type)); }
   // From now on the other processes are there, too. Blocks until all are. Once, before any spawn.
   absl::Status Join(ClusterNetwork network);
+  // Join where neither the host nor this has threads (HostOptions::threads is 0): whoever has it calls
+  // SetMembers and Turn.
+  absl::Status JoinWithoutThreads(ClusterNetwork network);
+  // What all processes of a generation say, by rank.
+  absl::Status SetMembers(const std::vector<std::string>& table);
+  // A turn of the host and of the connections. How long it may wait for something to come.
+  absl::Duration Turn();
   // The reply is a reference. Errors are those of Host::Spawn and Peers::Call. kNotFound: there is no such
   // place. kFailedPrecondition: the class is another one there.
   void Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
@@ -113,9 +120,9 @@ class Cluster {
   // hear it.
   void Finish();
 
-  const CallerId& id() const { return self_; }
   bool drives() const;  // AwaitTurn would say so
   int processes() const;
+  const CallerId& self() const { return self_; }
   const std::string& endpoint() const { return endpoint_; }  // where others reach it; of Join
   Host::Counts counts() const { return host_->counts(); }
 
@@ -140,7 +147,7 @@ class Cluster {
   void Gather();
   void ReportProgress();
   absl::Status GatherOnce();
-  absl::Status SetMembers(const std::vector<std::string>& table);
+  absl::Status Connect(ClusterNetwork network, bool threads);
   absl::Status LookWhoLeft();
   absl::StatusOr<CallerId> Pick(const Placement& placement, const std::map<CallerId, size_t>& actors) const;
   void Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply);

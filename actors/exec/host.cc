@@ -129,12 +129,13 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
  public:
   Core(const HostOptions& options, const Clock& clock) : options_(options), clock_(clock) {
-    Rng rng = Rng::FromSystem();
+    Rng rng = options.seed ? Rng(*options.seed) : Rng::FromSystem();
     self_.host_high = rng.Next();
     self_.host_low = rng.Next();
   }
 
   void Start() {
+    if (options_.threads == 0) return;
     threads_.push_back(StartWithoutSignals([core = shared_from_this()] { core->Expire(); }));
     for (int i = 0; i < std::max(1, options_.threads); ++i)
       threads_.push_back(StartWithoutSignals([core = shared_from_this()] { core->Run(); }));
@@ -150,10 +151,13 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       while (!actors_.empty()) EndLocked(actors_.begin()->second, "its host is closed", heard);
     }
     Tell(heard);
+    while (threads_.empty() && Turn()) {
+    }
     {
       MutexLock lock(&mutex_);
       if (stopping_) return;
-      over = mutex_.AwaitFor(options_.close_within,
+      over = threads_.empty() ||
+             mutex_.AwaitFor(options_.close_within,
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return alive_ == 0; });
       stopping_ = true;
       while (!idle_.empty()) WakeOne();
@@ -323,6 +327,27 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   const ActorAddress& address() const { return self_; }
 
+  bool Turn() {
+    AllHeard heard;
+    std::shared_ptr<Actor> actor;
+    absl::AnyInvocable<void()> task;
+    {
+      MutexLock lock(&mutex_);
+      ExpireAll(heard);
+      TakeOne(actor, task);
+    }
+    const bool any = !heard.empty() || actor != nullptr || task;
+    TellExpired(heard);
+    if (actor != nullptr || task) AsThread([&] { RunTaken(actor, task); });
+    return any;
+  }
+
+  std::optional<Instant> NextDeadline() const {
+    MutexLock lock(&mutex_);
+    if (timers_.empty()) return std::nullopt;
+    return timers_.begin()->first;
+  }
+
   absl::Duration Left(Instant deadline) const {
     return std::max(absl::ZeroDuration(), deadline - clock_.Now());
   }
@@ -487,13 +512,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       std::shared_ptr<Actor> actor;
       absl::AnyInvocable<void()> task;
       std::shared_ptr<const LookAround> look;
-      std::vector<absl::AnyInvocable<void()>> later;
       {
         MutexLock lock(&mutex_);
-        if (!tasks_.empty()) {
-          task = std::move(tasks_.front());
-          tasks_.pop_front();
-        } else if (ready_.empty()) {
+        if (!TakeOne(actor, task)) {
           if (stopping_) return;
           if (look_ != nullptr && !looking_ && !looked && !closing_) {
             look = look_;
@@ -502,11 +523,6 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
           } else {
             idle_.push_back(&bell);
           }
-        } else {
-          actor = std::move(ready_.front());
-          ready_.pop_front();
-          actor->scheduled = false;
-          ++actor->inside;
         }
       }
       if (actor == nullptr && !task && look == nullptr) {
@@ -514,29 +530,53 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         looked = false;
         continue;
       }
-      inside_actor = true;
-      deferred = &later;
       looked = false;
-      if (look != nullptr) {
+      AsThread([&] {
+        if (look == nullptr) return RunTaken(actor, task);
         looked = !(*look)([this] { return wanted_.load(std::memory_order_relaxed); });
         MutexLock lock(&mutex_);
         looking_ = false;
-      } else if (task) {
-        task();
-      } else {
-        RunOne(actor);
-        MutexLock lock(&mutex_);
-        --actor->inside;
-        Schedule(actor);
-      }
-      while (!later.empty()) {
-        std::vector<absl::AnyInvocable<void()>> now = std::exchange(later, {});
-        LeaveToOthers(now);
-        now.front()();
-      }
-      inside_actor = false;
-      deferred = nullptr;
+      });
     }
+  }
+
+  // A task or an actor that has its turn. False: there is none.
+  bool TakeOne(std::shared_ptr<Actor>& actor, absl::AnyInvocable<void()>& task)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!tasks_.empty()) {
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+      return true;
+    }
+    if (ready_.empty()) return false;
+    actor = std::move(ready_.front());
+    ready_.pop_front();
+    actor->scheduled = false;
+    ++actor->inside;
+    return true;
+  }
+
+  void RunTaken(const std::shared_ptr<Actor>& actor, absl::AnyInvocable<void()>& task) {
+    if (task) return task();
+    RunOne(actor);
+    MutexLock lock(&mutex_);
+    --actor->inside;
+    Schedule(actor);
+  }
+
+  // `run`, and behind it what was posted meanwhile.
+  void AsThread(absl::FunctionRef<void()> run) {
+    std::vector<absl::AnyInvocable<void()>> later;
+    inside_actor = true;
+    deferred = &later;
+    run();
+    while (!later.empty()) {
+      std::vector<absl::AnyInvocable<void()>> now = std::exchange(later, {});
+      LeaveToOthers(now);
+      now.front()();
+    }
+    inside_actor = false;
+    deferred = nullptr;
   }
 
   // This thread goes on with the first, which may take long. What else there is waits for no thread that
@@ -679,8 +719,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       absl::Duration wait;
       {
         MutexLock lock(&mutex_);
-        const Instant now = clock_.Now();
-        while (!timers_.empty() && timers_.begin()->first <= now) ExpireOne(*timers_.begin()->second, heard);
+        const Instant now = ExpireAll(heard);
         if (heard.empty()) {
           if (stopping_) return;
           wait = timers_.empty() ? kIdleLook : timers_.begin()->first - now;
@@ -688,8 +727,24 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         }
       }
       if (wait > absl::ZeroDuration()) timers_changed_.WaitFor(wait);
-      Tell(heard);
+      TellExpired(heard);
     }
+  }
+
+  // The answer waits for a save, and there would be none before the next change. It comes first, to be in it.
+  void TellExpired(AllHeard& heard) {
+    Tell(heard);
+    MutexLock lock(&mutex_);
+    for (const std::shared_ptr<Actor>& actor : std::exchange(expired_, {})) {
+      actor->changed = true;
+      Schedule(actor);
+    }
+  }
+
+  Instant ExpireAll(AllHeard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Instant now = clock_.Now();
+    while (!timers_.empty() && timers_.begin()->first <= now) ExpireOne(*timers_.begin()->second, heard);
+    return now;
   }
 
   void ExpireOne(Work& work, AllHeard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -709,6 +764,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
                          absl::StrCat(what, " had not begun, and will not: ", ahead, " were before it")),
                      ""});
     if (taken->method == kMake) EndLocked(actor, "its spawn took too long", heard);
+    if (taken->method != kMake && actor->options.keep) expired_.push_back(actor);
   }
 
   const HostOptions options_;
@@ -723,6 +779,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   std::deque<std::shared_ptr<Actor>> ready_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::AnyInvocable<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
+  // Actors whose state is kept and has not changed, but what became of a call has.
+  std::vector<std::shared_ptr<Actor>> expired_ ABSL_GUARDED_BY(mutex_);
   Bell timers_changed_;
   std::vector<Bell*> idle_ ABSL_GUARDED_BY(mutex_);  // of threads that wait for work, or are about to
   std::shared_ptr<const LookAround> look_ ABSL_GUARDED_BY(mutex_);
@@ -761,6 +819,8 @@ absl::Status Host::MayKeep(absl::string_view type) const { return core_->MayKeep
 void Host::SetLookAround(LookAround look) { core_->SetLookAround(std::move(look)); }
 bool Host::Post(absl::AnyInvocable<void()>& task) { return core_->Post(task); }
 std::string Host::WhyEnded(uint64_t number) const { return core_->WhyEnded(number); }
+bool Host::Turn() { return core_->Turn(); }
+std::optional<Instant> Host::NextDeadline() const { return core_->NextDeadline(); }
 bool Host::Lives(uint64_t number) const { return core_->Lives(number); }
 absl::StatusOr<std::string> Host::SignatureOf(absl::string_view type) const {
   return core_->SignatureOf(type);

@@ -28,7 +28,8 @@
 namespace gtrain::actors {
 
 struct HostOptions {
-  int threads = 2;
+  int threads = 2;               // 0: none, and whoever has the host calls Turn (a simulation)
+  std::optional<uint64_t> seed;  // of what names the host; none: the system's entropy
   size_t mailbox_calls = 1024;
   size_t mailbox_bytes = size_t{64} << 20;
   absl::Duration close_within = absl::Seconds(30);  // for the calls that have begun
@@ -146,6 +147,10 @@ class Host {
   // A thread of the host runs this, before calls that wait. False: the host is closed, and nothing was taken.
   // What goes on when a call has been answered belongs there, and not in whichever thread hears of it.
   bool Post(absl::AnyInvocable<void()>& task);
+  // Of a host without threads: deadlines that are over, and a turn of one actor or task. False: there was
+  // nothing to do before NextDeadline.
+  bool Turn();
+  std::optional<Instant> NextDeadline() const;
   bool Lives(uint64_t number) const;
   std::string WhyEnded(uint64_t number) const;  // "" when that is long ago
   // Of the actors that it makes: `number` is theirs.

@@ -363,5 +363,56 @@ TEST_F(HostTest, WhatALookFoundWaitsForNothingThatGoesOn) {
   host_->SetLookAround(nullptr);
 }
 
+// Whoever keeps an actor has its answers with its state: one that had not begun has no change behind it, and
+// would wait for ever.
+TEST(HostWithoutThreads, WhatBecameOfACallThatDidNotBeginIsSaved) {
+  ManualClock clock;
+  std::vector<std::string> events;
+  HostOptions options;
+  options.threads = 0;
+  options.seed = 1;
+  options.on_saved = [&](uint64_t, const absl::Status&, const std::string& state) {
+    events.push_back("saved " + state);
+    return true;
+  };
+  Host host(options, clock);
+  BegunCall* begun = nullptr;
+  ActorClass type;
+  type.name = "Log";
+  type.methods = 2;
+  type.constant = {true, false};
+  type.create = [](absl::string_view) -> absl::StatusOr<void*> { return new Log{"state"}; };
+  type.destroy = [](void* self) { delete static_cast<Log*>(self); };
+  type.save = [](void* self) -> absl::StatusOr<std::string> { return static_cast<Log*>(self)->text; };
+  type.load = [](void*, absl::string_view) { return absl::OkStatus(); };
+  type.call = [&](void*, int, absl::string_view, BegunCall* call) { begun = call; };
+  ASSERT_TRUE(host.Register(std::move(type)).ok());
+  const auto turn = [&] {
+    while (host.Turn()) {
+    }
+  };
+  const auto taker = [&](const std::string& name) {
+    return [&events, name](const absl::Status& status, absl::string_view) {
+      events.push_back(name + " " + absl::StatusCodeToString(status.code()));
+    };
+  };
+  ActorAddress address = host.address();
+  SpawnOptions spawn;
+  spawn.keep = true;
+  host.Spawn("Log", spawn, "", kSoon,
+             [&](const absl::Status&, absl::string_view result) { address = *ActorAddress::Parse(result); });
+  turn();
+  host.Call(address, 0, "", kSoon, taker("reads"));
+  host.Call(address, 1, "", absl::Seconds(1), taker("changes"));
+  turn();
+  ASSERT_NE(begun, nullptr);
+  EXPECT_EQ(host.NextDeadline(), clock.Now() + absl::Seconds(1));
+  clock.Advance(absl::Seconds(2));
+  turn();
+  begun->Answer(absl::OkStatus(), "", false);
+  turn();
+  EXPECT_THAT(events, ElementsAre("changes DEADLINE_EXCEEDED", "reads OK", "saved state"));
+}
+
 }  // namespace
 }  // namespace gtrain::actors

@@ -117,8 +117,9 @@ void IncomingCalls::OnCall(const CallerId& caller, const CallFrame& frame, std::
 }
 
 bool IncomingCalls::Run(const CallerId& caller, const CallFrame& frame) {
-  const bool changes =
-      !kept_.contains(frame.actor) || !functions_.constant(frame.actor, static_cast<int>(frame.method));
+  // What changes nothing has no save behind it that its answer could wait for.
+  const bool changes = !frame.given_up && (!kept_.contains(frame.actor) ||
+                                           !functions_.constant(frame.actor, static_cast<int>(frame.method)));
   Reply reply = functions_.reply(caller, frame.actor, frame.number, changes);
   if (frame.given_up) {
     reply(absl::CancelledError("its caller has given it up"), "");

@@ -319,7 +319,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       over = over && !closed_;
     }
     if (over && status.ok()) functions_.end(*at, "its owner let it go as it was made");
-    for (Reply& one : asked) one(status, status.ok() ? result : "");
+    for (Reply& one : asked) one(status.ok() ? status : Ended(status.message()), status.ok() ? result : "");
     told.Tell();
     if (!spawner) return;
     if (!status.ok()) return spawner(status, "");

@@ -94,9 +94,14 @@ TEST_F(OwnedTest, WhatIsLetGoAsItIsMadeIsEnded) {
 TEST_F(OwnedTest, OneThatIsLostAsItIsMadeIsLostOnceMore) {
   const uint64_t id = Spawn(7);
   owned_->ProcessLost(kOne);
+  absl::Status asked;
+  owned_->Locate(id, {kOne.high, kOne.low, 7},
+                 [&](const absl::Status& status, absl::string_view) { asked = status; });
   making_[0].second(absl::UnavailableError("that process is lost, too"), "");
   owned_->Locate(id, {}, Taker());
   EXPECT_THAT(heard_, ElementsAre("the actor is no more: that process is lost, too"));
+  // And not kUnavailable, which is said of an owner that is lost.
+  EXPECT_TRUE(absl::IsNotFound(asked)) << asked;
 }
 
 TEST_F(OwnedTest, ASpawnWhoseProcessIsLostGoesElsewhere) {

@@ -40,6 +40,10 @@ class Relocations {
     std::optional<OutgoingCalls::Moved> moved;
     std::vector<Call> calls;
   };
+  bool Sought(const ActorRef& ref) const {
+    const auto it = targets_.find(NameOf(ref));
+    return it != targets_.end() && it->second.sought;
+  }
   // Where it was not, of one that is looked for.
   ActorAddress NotAt(const ActorRef& ref) const;
   Waited Located(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at, HeardReplies& heard);
