@@ -11,6 +11,7 @@ import unittest
 
 import harness
 from ckpt_test import LIBRARY, sanitized
+from cluster import ClusterTest
 from harness import BUILD, soak, wait_until
 
 DRIVER = os.path.join(BUILD, 'tests', 'e2e_actors_soak')
@@ -25,12 +26,17 @@ def percentile(values, share):
 
 
 @unittest.skipUnless(os.path.exists(LIBRARY) and os.path.exists(DRIVER) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
-class ActorsSoakTest(harness.GtrainTest):
-    def launch(self, name, ranks, *words):
-        job = self.job_file(name, f'name: {name}\nrun: {DRIVER} {self.out} {" ".join(map(str, words))}\nranks: {ranks}\n'
-                                  'resources: {cpus: 1, oversubscribe: true}\nelastic: {mode: in-place}\n'
-                                  f'restart: {{budget: {CRASHES_MAX}, before_first_step: {CRASHES_MAX}}}\n')
-        self.gtrain('launch', '-d', job)
+class ActorsSoakTest(ClusterTest):
+    agent_count = 1
+
+    def join_agent(self, index, *flags):
+        return super().join_agent(index, '--cpus', '8', *flags)
+
+    def begin(self, name, ranks, *words):
+        """A job that goes on without a lost rank until another one has come up."""
+        self.submit(self.job_file(name, f'name: {name}\nrun: {DRIVER} {self.out} {" ".join(map(str, words))}\nranks: {ranks}\n'
+                                        'resources: {cpus: 1}\nelastic: {mode: in-place}\n'
+                                        f'restart: {{budget: {CRASHES_MAX}, before_first_step: {CRASHES_MAX}}}\n'))
         wait_until('the callers', lambda: os.path.exists(os.path.join(self.out, 'driver')))
 
     def processes(self):
@@ -81,7 +87,7 @@ class ActorsSoakTest(harness.GtrainTest):
         """P4, P1: what callers are told is what has become of their calls, and none of them hangs."""
         seed = random.SystemRandom().randrange(1 << 32)
         wanted = int(os.environ.get('GTRAIN_ACTORS_SOAK_CALLS', soak(10_000_000, 200_000)))
-        self.launch('kill', 5, 'kill')
+        self.begin('kill', '{min: 3, max: 5}', 'kill')
         wait_until('calls', self.calls)
         kills = self.kill_hosts(random.Random(seed), wanted, soak(300, 10), float(os.environ.get('GTRAIN_ACTORS_SOAK_SECONDS', soak(1200, 40))))
         reports = self.end('kill')
@@ -95,11 +101,10 @@ class ActorsSoakTest(harness.GtrainTest):
         if harness.SOAK:
             self.assertGreaterEqual(self.calls(), wanted)
             self.assertLessEqual(percentile(waits, 0.99), 1)
-        self.end_local_cluster()
 
     def test_the_head_is_killed_and_no_call_notices(self):
         """H1: calls go on between processes, and the head has no part in them."""
-        self.launch('head', 5, 'kill')
+        self.begin('head', '{min: 3, max: 5}', 'kill')
         wait_until('calls', self.calls)
         begin = time.monotonic()
         wait_until('quiet time', lambda: time.monotonic() > begin + soak(60, 5))
@@ -107,9 +112,9 @@ class ActorsSoakTest(harness.GtrainTest):
         while time.monotonic() < middle + soak(300, 10):
             due = middle + (kills + 1) * soak(5, 2.5)
             wait_until('the next kill', lambda: time.monotonic() > due)
-            os.kill(wait_until('a head', lambda: self.daemons('head'))[0], signal.SIGKILL)
+            self.kill_head()
+            self.start_head()
             kills += 1
-        wait_until('the last head', lambda: self.job('head'))
         reports = self.end('head')
         quiet = max(report.gap for report in reports if begin < report.gap_begin < middle)
         killed = max(report.gap for report in reports if report.gap_begin > middle)
@@ -119,11 +124,10 @@ class ActorsSoakTest(harness.GtrainTest):
         self.assertEqual(self.read('moves'), '')
         if harness.SOAK:
             self.assertLessEqual(killed, max(2 * quiet, 0.25))
-        self.end_local_cluster()
 
     def test_a_thousand_callers_of_a_slow_actor_are_held_off(self):
         """B1: memory stays within bounds, and each call is answered or refused."""
-        self.launch('slow', 4, 'slow', soak(60, 5), 1000)
+        self.begin('slow', 4, 'slow', soak(60, 5), 1000)
         peaks = {}
 
         def look():
@@ -142,7 +146,6 @@ class ActorsSoakTest(harness.GtrainTest):
         self.assertGreater(self.total(reports, 'refused'), 0)
         # 1,024 calls of 16 KiB wait in each rank and as many with the actor; more would be without end.
         self.assertLess(max(peaks.values()), 256)
-        self.end_local_cluster()
 
 
 if __name__ == '__main__':
