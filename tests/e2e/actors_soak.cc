@@ -15,7 +15,9 @@
 //   moves         a line for each caller and target that has moved: the process where it was, when it last
 //                 answered there, when it first answered elsewhere (seconds of CLOCK_MONOTONIC)
 //   wrong         a line for each promise that was broken
+#include <fcntl.h>
 #include <gtrain/gtrain.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +28,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -34,7 +37,8 @@
 
 namespace {
 
-constexpr size_t kWrongMax = 10;         // sentences in one report
+constexpr size_t kWrongMax = 10;  // sentences in one report
+constexpr size_t kSlotsMax = 4'096;
 constexpr int kRestarts = 1'000'000;     // nothing ends because it was killed too often
 constexpr int64_t kRunMs = 1'000;        // of a caller, until it reports
 constexpr int64_t kPatienceMs = 30'000;  // of calls that outlast the loss of a host
@@ -58,12 +62,46 @@ struct Applied {
   uint64_t number = 0;    // this call; 0: it was only asked
   uint64_t previous = 0;  // the call that it ran before
   uint64_t count = 0;     // calls that it has run, this one included
-  uint64_t disorder = 0;  // calls of any stream that came again, or after a later one
+  uint64_t disorder = 0;  // calls of any stream that ran again, or after a later one
+};
+
+// The last call of each stream that ran, in a file that outlives processes: a call that runs in two of them
+// is seen there.
+class Effects {
+ public:
+  Effects() {
+    const int file = open((arguments[0] + "/effects").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || ftruncate(file, kBytes) != 0) std::abort();
+    void* const at = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (at == MAP_FAILED) std::abort();
+    close(file);
+    last_ = static_cast<Last*>(at);
+  }
+  ~Effects() { munmap(last_, kBytes); }
+  Effects(const Effects&) = delete;
+  Effects& operator=(const Effects&) = delete;
+
+  // Whether it is the first time, and no later one has run.
+  bool Add(const StreamId& id, uint64_t number) {
+    Last& last = last_[id.slot];
+    if (last.incarnation != id.incarnation) last = {id.incarnation, 0};
+    return number > std::exchange(last.number, number);
+  }
+
+ private:
+  struct Last {
+    uint64_t incarnation, number;
+  };
+  static constexpr size_t kBytes = (kSlotsMax + 1) * sizeof(Last);
+  Last* last_ = nullptr;
 };
 
 class Target {
  public:
-  explicit Target(int64_t busy_us) : busy_(busy_us) {}
+  // What a kept one does outside of itself may happen twice.
+  Target(int64_t busy_us, bool kept) : busy_(busy_us) {
+    if (!kept) effects_.emplace();
+  }
 
   Applied Apply(const StreamId& id, uint64_t number, const std::string& /*ballast*/) {
     if (busy_.count() > 0) std::this_thread::sleep_for(busy_);
@@ -71,7 +109,7 @@ class Target {
     // What a dead caller has sent may come after the first call of the next one in its slot.
     if (id.incarnation < stream.incarnation) return {};
     if (id.incarnation > stream.incarnation) stream = {id.incarnation, 0, 0};
-    if (number <= stream.last) ++disorder_;
+    if (number <= stream.last || (effects_ && !effects_->Add(id, number))) ++disorder_;
     const uint64_t previous = std::exchange(stream.last, number);
     return {birth_, getpid(), number, previous, ++stream.count, disorder_};
   }
@@ -88,11 +126,12 @@ class Target {
   };
   const std::chrono::microseconds busy_;
   const uint64_t birth_ = static_cast<uint64_t>(Nanoseconds());
+  std::optional<Effects> effects_;
   std::map<uint64_t, Stream> streams_;
   uint64_t disorder_ = 0;
 };
 [[maybe_unused]] constexpr auto kTarget =
-    gtrain::Actor<Target, gtrain::Ctor<int64_t>, gtrain::Methods<&Target::Apply, &Target::Ask>>;
+    gtrain::Actor<Target, gtrain::Ctor<int64_t, bool>, gtrain::Methods<&Target::Apply, &Target::Ask>>;
 
 struct Move {
   int64_t process = 0;  // where the target was
@@ -166,7 +205,7 @@ class Model {
     const bool same = kept_ || answer.birth == birth_;
     if (!kept_ && answer.birth < birth_)
       report.Wrong(Name(number) + " ran in an object that was lost before");
-    if (answer.disorder > 0) report.Wrong("the target was given calls again, or out of their order");
+    if (answer.disorder > 0) report.Wrong("calls ran again, or out of their order");
     const uint64_t from = same ? last_ok_ : 0;
     const uint64_t between = answer.count - (same ? count_ : 0) - 1;
     if (!same) report.lost += count_;
@@ -216,6 +255,7 @@ class Caller {
       while (!refused && window.size() < plan.window && Nanoseconds() < end) {
         const int64_t deadline = Nanoseconds() + plan.timeout_ms * 1'000'000;
         window.push_back({++made_, deadline, timed.Call<&Target::Apply>(id, made_, ballast)});
+        if (window.back().future.there()) break;  // it may have been refused
       }
       if (window.empty()) continue;
       Made first = std::move(window.front());
@@ -332,17 +372,14 @@ gtrain::Task<> Add(gtrain::Cluster& cluster, int rank, gtrain::Ref<Target> targe
 // rank that is spared.
 gtrain::Task<> Kill(gtrain::Cluster& cluster) {
   constexpr int kTargets = 6, kCallingRanks = 4;
-  auto pace = co_await cluster.Spawn<Target>(gtrain::Spawn().On(gtrain::Spread::kHere), 0);
+  auto pace = co_await cluster.Spawn<Target>(gtrain::Spawn().On(gtrain::Spread::kHere), 0, false);
   std::vector<gtrain::Owner<Target>> targets;
   std::vector<Stream> streams;
   for (int of = 0; of < kTargets; ++of) {
     const bool kept = of % 2 == 0;
-    targets.push_back(
-        co_await cluster.Spawn<Target>(gtrain::Spawn()
-                                           .OnRank(2 + of / 2 % 2)
-                                           .Restarts(kRestarts)
-                                           .Keep(kept ? gtrain::Durable::kPeer : gtrain::Durable::kNo),
-                                       0));
+    const auto keep = kept ? gtrain::Durable::kPeer : gtrain::Durable::kNo;
+    const gtrain::Spawn place = gtrain::Spawn().OnRank(2 + of / 2 % 2).Restarts(kRestarts).Keep(keep);
+    targets.push_back(co_await cluster.Spawn<Target>(place, 0, kept));
     const gtrain::Ref<Target> target = targets.back();
     Plan patient, hasty;
     patient.kept = hasty.kept = kept;
@@ -360,16 +397,16 @@ gtrain::Task<> Kill(gtrain::Cluster& cluster) {
 }
 
 gtrain::Task<> Slow(gtrain::Cluster& cluster, int64_t seconds, int callers) {
-  auto pace = co_await cluster.Spawn<Target>(gtrain::Spawn().On(gtrain::Spread::kHere), 0);
-  auto target = co_await cluster.Spawn<Target>(gtrain::Spawn().OnRank(1), 1'000);
+  auto pace = co_await cluster.Spawn<Target>(gtrain::Spawn().On(gtrain::Spread::kHere), 0, false);
+  auto target = co_await cluster.Spawn<Target>(gtrain::Spawn().OnRank(1), 1'000, false);
   std::vector<Stream> streams;
   Plan plan;
   plan.run_ms = seconds * 1'000;
   plan.ballast = 16 << 10;
   for (int i = 0; i < callers; ++i) {
-    // Those of half of the ranks have room for all their calls, and wait; the others are refused some.
+    // There is room for all calls of half of the ranks, which wait; the others are refused most.
     const int rank = i % cluster.processes();
-    plan.window = rank % 2 == 0 ? 2 : 16;
+    plan.window = rank % 2 == 0 ? 2 : 100;
     co_await Add(cluster, rank, target, plan, streams);
   }
   std::ofstream(arguments[0] + "/driver") << getpid();
