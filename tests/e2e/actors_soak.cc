@@ -180,8 +180,8 @@ class Model {
   static std::string Name(uint64_t number) { return "call " + std::to_string(number); }
 
   void Failed(uint64_t number, const gtrain::Status& status, Report& report) {
-    const bool may_have_run = status.message().find("may have run") != std::string::npos ||
-                              status.message().find("has begun") != std::string::npos;
+    const auto says = [&](const char* what) { return status.message().find(what) != std::string::npos; };
+    const bool may_have_run = says("may have run") || says("has begun");
     switch (status.code()) {
       case gtrain::StatusCode::kUnavailable:
         ++report.unavailable;
@@ -191,6 +191,8 @@ class Model {
       case gtrain::StatusCode::kDeadlineExceeded:
         ++report.late;
         if (may_have_run) maybe_.insert(number);
+        if (!may_have_run && !says("does not run") && !says("and will not"))
+          report.Wrong(Name(number) + " does not say whether it may have run: " + status.ToString());
         return;
       case gtrain::StatusCode::kResourceExhausted:
         ++report.refused;
