@@ -17,6 +17,7 @@
 //   wrong         a line for each promise that was broken
 #include <fcntl.h>
 #include <gtrain/gtrain.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -31,7 +32,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -99,12 +99,12 @@ class Effects {
 class Target {
  public:
   // What a kept one does outside of itself may happen twice.
-  Target(int64_t busy_us, bool kept) : busy_(busy_us) {
+  Target(int64_t busy_ms, bool kept) : busy_ms_(busy_ms) {
     if (!kept) effects_.emplace();
   }
 
   Applied Apply(const StreamId& id, uint64_t number, const std::string& /*ballast*/) {
-    if (busy_.count() > 0) std::this_thread::sleep_for(busy_);
+    if (busy_ms_ > 0) poll(nullptr, 0, static_cast<int>(busy_ms_));  // stands for computing
     Stream& stream = streams_[id.slot];
     // What a dead caller has sent may come after the first call of the next one in its slot.
     if (id.incarnation < stream.incarnation) return {};
@@ -124,7 +124,7 @@ class Target {
   struct Stream {
     uint64_t incarnation = 0, last = 0, count = 0;
   };
-  const std::chrono::microseconds busy_;
+  const int64_t busy_ms_;
   const uint64_t birth_ = static_cast<uint64_t>(Nanoseconds());
   std::optional<Effects> effects_;
   std::map<uint64_t, Stream> streams_;
@@ -400,7 +400,7 @@ gtrain::Task<> Kill(gtrain::Cluster& cluster) {
 
 gtrain::Task<> Slow(gtrain::Cluster& cluster, int64_t seconds, int callers) {
   auto pace = co_await cluster.Spawn<Target>(gtrain::Spawn().On(gtrain::Spread::kHere), 0, false);
-  auto target = co_await cluster.Spawn<Target>(gtrain::Spawn().OnRank(1), 1'000, false);
+  auto target = co_await cluster.Spawn<Target>(gtrain::Spawn().OnRank(1), 1, false);
   std::vector<Stream> streams;
   Plan plan;
   plan.run_ms = seconds * 1'000;
