@@ -414,5 +414,41 @@ TEST(HostWithoutThreads, WhatBecameOfACallThatDidNotBeginIsSaved) {
   EXPECT_THAT(events, ElementsAre("changes DEADLINE_EXCEEDED", "reads OK", "saved state"));
 }
 
+// The clock looks just as the answer is told.
+TEST(Host, AKeptCallIsAnsweredOrLateAndNotBoth) {
+  ManualClock clock;
+  HostOptions options;
+  options.threads = 0;
+  Host host(options, clock);
+  ActorClass type;
+  type.name = "Log";
+  type.methods = 1;
+  type.create = [](absl::string_view) -> absl::StatusOr<void*> { return new Log; };
+  type.destroy = [](void* self) { delete static_cast<Log*>(self); };
+  type.save = [](void*) -> absl::StatusOr<std::string> { return "state"; };
+  type.load = [](void*, absl::string_view) { return absl::OkStatus(); };
+  type.call = [](void*, int, absl::string_view, BegunCall* call) {
+    call->Answer(absl::OkStatus(), "", false);
+  };
+  ASSERT_TRUE(host.Register(std::move(type)).ok());
+  Answer made, answer;
+  SpawnOptions kept;
+  kept.keep = true;
+  host.Spawn("Log", kept, "", kSoon, made.Taker());
+  while (host.Turn()) {
+  }
+  const ActorAddress address = *ActorAddress::Parse(*made.Get());
+  Reply taker = answer.Taker();
+  host.Call(address, 0, "", absl::Seconds(1), [&](const absl::Status& status, absl::string_view result) {
+    taker(status, result);
+    clock.Advance(absl::Seconds(2));
+    host.Turn();
+  });
+  while (host.Turn()) {
+  }
+  EXPECT_TRUE(answer.Get().ok());
+  EXPECT_EQ(answer.times(), 1);
+}
+
 }  // namespace
 }  // namespace gtrain::actors
