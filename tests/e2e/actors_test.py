@@ -91,7 +91,7 @@ class ActorsTest(harness.GtrainTest):
         self.launch('survive', 4, 'survive', extra='elastic: {mode: in-place}\nrestart: {budget: 10000, before_first_step: 10000}\n')
         drivers = []
         for _ in range(3):
-            driver = wait_until('another driver that adds', lambda: (lambda pid: pid if pid not in drivers and self.added(pid) else None)(
+            driver = wait_until('another driver that adds', lambda: (lambda pid: pid if pid not in drivers and self.heard_by(pid) else None)(
                 int(self.read('driver') or 0) if os.path.exists(os.path.join(self.out, 'driver')) else 0))
             drivers.append(driver)
             if len(drivers) < 3:
@@ -99,7 +99,7 @@ class ActorsTest(harness.GtrainTest):
                 os.kill(driver, signal.SIGKILL)
         open(os.path.join(self.out, 'enough'), 'w').close()
         self.wait_for_state('survive', 'SUCCEEDED')
-        sums = [self.added(driver) for driver in drivers]
+        sums = [self.heard_by(driver) for driver in drivers]
         for numbers in sums:
             self.assertEqual(numbers, list(range(numbers[0], numbers[0] + len(numbers))))
         # One call of a driver that was killed may have been added without a word.
@@ -107,7 +107,7 @@ class ActorsTest(harness.GtrainTest):
             self.assertIn(after[0] - before[-1], (1, 2))
         self.end_local_cluster()
 
-    def added(self, pid):
+    def heard_by(self, pid):
         """The sums that this driver has heard of, all of them numbers."""
         name = f'driver.{pid}'
         return [int(line) for line in self.read(name).splitlines()] if os.path.exists(os.path.join(self.out, name)) else []
