@@ -60,6 +60,9 @@ constexpr Row kOverNetwork[] = {
     {"over the network: a call of 1 MiB, 4 under way", "large", 200},
 };
 constexpr Row kMadeElsewhere = {"2 processes: an actor made, called, ended", "many", 5'000};
+constexpr Row kObject = {"2 processes: a call with an object of 1 MiB, 4 under way", "object", 2'000};
+constexpr Row kShared = {"5 processes: a MiB of an object of 1 GiB, made by one, read by four", "shared",
+                         1024};
 constexpr Row kKept[] = {
     {"2 processes: a kept call, then the next", "kept_sync", 2'000},
     {"2 processes: a kept call, 512 under way", "kept_wide", 50'000},
@@ -248,6 +251,10 @@ class Bench {
     GT_RETURN_IF_ERROR(MeasureRows(kBetween, *job, peers));
     const Row made = Sized(kMadeElsewhere);
     GT_RETURN_IF_ERROR(MeasureRow(made, *job, {OfOurs("in this process", made, *here, "many")}));
+    const Row object = Sized(kObject);
+    GT_RETURN_IF_ERROR(MeasureRow(object, *job, {OfOurs("the bytes in the call", object, *job, "large")}));
+    GT_ASSIGN_OR_RETURN(const auto readers, StartJob("shared", "on", 5));
+    GT_RETURN_IF_ERROR(MeasureRow(Sized(kShared), *readers, {}));
     for (const Row& whole : kKept) {
       const Row row = Sized(whole);
       const char* const kind = row.kind + sizeof("kept_") - 1;
@@ -363,11 +370,12 @@ void PrintGoals(const std::vector<Outcome>& outcomes) {
     if (outcome.name == kManyName && outcome.peer == kQueue.name)
       std::printf("%s: %.0f actors/s (goal: 50,000)\n", kManyName, rate);
     if (outcome.name == kIdleName) std::printf("%s: %.0f bytes (goal: 4,096)\n", kIdleName, ours);
+    if (outcome.name == kObject.name)
+      std::printf("%s: %.1f GB/s (goal: 5)\n", kObject.name, rate * (1 << 20) / 1e9);
     if (outcome.name == PlacedName(kRanks)) std::printf("%s: %.2f s (goal: 3)\n", outcome.name.c_str(), ours);
     if (outcome.peer == kRayProgram.name)
       std::printf("%s: %.0f /s, Ray %.0f /s\n", outcome.name.c_str(), rate, 1e6 / outcome.theirs.Median());
-    if (absl::StartsWith(outcome.name, "Ray alone"))
-      std::printf("%s: %.0f /s; gtrain has no such objects\n", outcome.name.c_str(), rate);
+    if (absl::StartsWith(outcome.name, "Ray alone")) std::printf("%s: %.0f /s\n", outcome.name.c_str(), rate);
   }
 }
 

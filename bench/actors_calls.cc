@@ -10,12 +10,15 @@
 //   kept_sync, kept_wide   sync and wide, of an actor whose state is kept
 //   many      COUNT actors are made, called once each, and ended; by hand: objects that the thread calls
 //   batch     1,000 calls are made, then all of them are awaited, and so on
+//   object    each call has an object of 1 MiB, which is made for it, read by the actor, and let go; 4 are
+//   under way shared    an object of COUNT MiB is made, and read by an actor of each other rank, all at once
 //   pairs     actors of two ranks call one in each of two others, each of which gets COUNT / 2 calls, with up
 //             to 1,000 under way; a job of four
 //
 // A program as users write them: the headers and libgtrain.so.
 #include <gtrain/actor.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -49,13 +52,22 @@ class Counter {
   explicit Counter(int64_t from) : value_(from) {}
   int64_t Add(int64_t by) { return value_ += by; }
   int64_t Take(const std::vector<uint8_t>& bytes) { return value_ += bytes.empty() ? 0 : 1; }
+  // A byte of each cache line is read, so that all of it has come to the processor.
+  gtrain::Task<int64_t> Read(gtrain::Object<uint8_t> object) {
+    const auto view = co_await object.Read();
+    int64_t ones = 0;
+    for (size_t i = 0; i < view.size(); i += 64) ones += view[i];
+    Expect(ones == static_cast<int64_t>((view.size() + 63) / 64), "an object came with other bytes");
+    co_return value_ += 1;
+  }
   void Persist(auto& archive) { archive(value_); }
 
  private:
   int64_t value_;
 };
 [[maybe_unused]] constexpr auto kCounter =
-    gtrain::Actor<Counter, gtrain::Ctor<int64_t>, gtrain::Methods<&Counter::Add, &Counter::Take>>;
+    gtrain::Actor<Counter, gtrain::Ctor<int64_t>,
+                  gtrain::Methods<&Counter::Add, &Counter::Take, &Counter::Read>>;
 
 // ---- actors
 
@@ -122,6 +134,41 @@ gtrain::Task<> Large(gtrain::Cluster& cluster, const Order& order, Figures& figu
   co_await Windowed(order, figures, [&] { return counter.Call<&Counter::Take>(bytes); });
 }
 
+gtrain::Task<> WithObjects(gtrain::Cluster& cluster, const Order& order) {
+  struct Made {
+    gtrain::ObjectOwner<uint8_t> object;
+    gtrain::Future<int64_t> answer;
+  };
+  auto counter = co_await cluster.Spawn<Counter>(Place(cluster), 0);
+  const std::vector<uint8_t> bytes(gtrain::bench::kLargeBytes, 1);
+  std::deque<Made> window;
+  int64_t last = 0;
+  for (int64_t made = 0; made < order.count || !window.empty();) {
+    if (made < order.count && static_cast<int64_t>(window.size()) < order.UnderWay()) {
+      auto object = co_await cluster.Put(bytes);
+      auto answer = counter.Call<&Counter::Read>(object.ref());
+      window.push_back({std::move(object), std::move(answer)});
+      ++made;
+    } else {
+      last = co_await std::move(window.front().answer);
+      window.pop_front();
+    }
+  }
+  Expect(last == order.count, "a call was lost");
+}
+
+gtrain::Task<> Shared(gtrain::Cluster& cluster, int64_t mebibytes) {
+  std::vector<gtrain::Owner<Counter>> readers;
+  for (int rank = 1; rank < cluster.processes(); ++rank)
+    readers.push_back(co_await cluster.Spawn<Counter>(gtrain::Spawn().OnRank(rank), 0));
+  auto draft = co_await cluster.Create<uint8_t>(mebibytes << 20);
+  std::ranges::fill(draft.span(), uint8_t{1});
+  const auto object = co_await std::move(draft).Seal();
+  std::vector<gtrain::Future<int64_t>> reading;
+  for (const auto& reader : readers) reading.push_back(reader.Call<&Counter::Read>(object.ref()));
+  for (auto& one : reading) co_await std::move(one);
+}
+
 gtrain::Task<> Batches(gtrain::Cluster& cluster, int64_t count) {
   auto counter = co_await cluster.Spawn<Counter>(Place(cluster), 0);
   std::vector<gtrain::Ref<Counter>> counters(1, counter);
@@ -169,6 +216,10 @@ gtrain::Task<> OfActors(gtrain::Cluster& cluster, Order order, Figures& figures)
     co_await Large(cluster, order, figures);
   } else if (order.kind == "many" || order.kind == "memory") {
     co_await Many(cluster, order, figures);
+  } else if (order.kind == "object") {
+    co_await WithObjects(cluster, order);
+  } else if (order.kind == "shared") {
+    co_await Shared(cluster, order.count);
   } else if (order.kind == "batch") {
     co_await Batches(cluster, order.count);
   } else if (order.kind == "pairs") {

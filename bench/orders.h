@@ -86,7 +86,7 @@ struct Order {
   bool Large() const { return kind == "large"; }
   bool Tail() const { return kind == "tail"; }
   int64_t UnderWay() const {
-    if (Large()) return 4;
+    if (Large() || kind == "object") return 4;
     if (kind == "wide") return 512;
     return kind == "windowed" || Tail() ? 64 : 1;
   }
