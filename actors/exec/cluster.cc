@@ -36,7 +36,7 @@ struct Cluster::Ends {
 };
 
 Cluster::Cluster(const HostOptions& options, const Clock& clock)
-    : clock_(clock), ends_(std::make_shared<Ends>()) {
+    : clock_(clock), ends_(std::make_shared<Ends>()), news_(std::make_shared<News>(clock)) {
   HostOptions host = options;
   host.on_end = [ends = ends_](uint64_t actor) {
     MutexLock lock(&ends->mutex);
@@ -51,6 +51,7 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
     MutexLock lock(&ends->mutex);
     if (ends->on_undone) ends->on_undone(actor);
   };
+  host.on_news = [news = news_](const std::string& text) { news->Add(text); };
   host_ = std::make_unique<Host>(host, clock);
   self_ = ProcessOf(host_->address());
   OwnedActors::Functions functions;
@@ -60,6 +61,7 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock)
   functions.make = [this](const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout,
                           Reply reply) { Make(at, spec, timeout, std::move(reply)); };
   functions.end = [this](const ActorAddress& at, const std::string& reason) { EndAt(at, reason); };
+  functions.on_moved = [this](const OwnedActors::Moved& moved) { OnMoved(moved); };
   owned_ = std::make_unique<OwnedActors>(self_, std::move(functions), clock);
   directory_ = std::make_unique<Directory>(
       self_, Directory::Functions{[this](const CallerId& process, Control method,
@@ -175,6 +177,7 @@ void Cluster::Gather() {
       reported_ = 0;  // each generation has its first step
       do {
         ReportProgress();
+        TellNews();
         status = network_->gathering->AwaitNext(kLook);
         const absl::Status left = LookWhoLeft();
         MutexLock lock(&mutex_);
@@ -204,6 +207,46 @@ void Cluster::ReportProgress() {
   network_->gathering->Report(answered);
 }
 
+void Cluster::TellNews() {
+  while (const std::optional<std::string> text = news_->Take()) network_->gathering->Note(*text);
+}
+
+void Cluster::OnMoved(const OwnedActors::Moved& moved) {
+  const auto name_of = [this](const CallerId& process) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Member& member : members_) {
+      if (member.process == process) return member.reach.name;
+    }
+    const auto lost = lost_names_.find(process);
+    return lost == lost_names_.end() ? std::string("another process") : lost->second;
+  };
+  std::string text = absl::StrCat(moved.type, moved.name.empty() ? "" : " ", moved.name, " was lost with ");
+  {
+    MutexLock lock(&mutex_);
+    absl::StrAppend(&text, name_of(moved.from));
+    if (moved.to) absl::StrAppend(&text, "; it was made anew on ", name_of(*moved.to));
+  }
+  if (!moved.to) absl::StrAppend(&text, "; it has ended: ", moved.reason);
+  news_->Add(std::move(text));
+}
+
+std::optional<int> Cluster::OwnerOf(uint64_t actor) const {
+  MutexLock lock(&mutex_);
+  const auto elsewhere = owner_of_.find(actor);
+  const CallerId owner = elsewhere == owner_of_.end() ? self_ : elsewhere->second.owner;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].process == owner) return static_cast<int>(rank);
+  }
+  return std::nullopt;
+}
+
+std::string Cluster::List(absl::string_view question) const {
+  const absl::StatusOr<ListQuestion> parsed = ParseListQuestion(question);
+  if (!parsed.ok()) return PrintListError(parsed.status().message());
+  Listing listing = host_->List(*parsed);
+  for (ActorFacts& actor : listing.actors) actor.owner = OwnerOf(actor.number);
+  return PrintListing(listing);
+}
+
 absl::Status Cluster::GatherOnce() {
   Introduction own{self_, endpoint_, network_->node, false};
   {
@@ -231,6 +274,8 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   directory_->SetKeeper(all[DriverOf(all)].process, std::move(members));
   {
     MutexLock lock(&mutex_);
+    lost_names_.clear();
+    for (const Member& member : members_) lost_names_[member.process] = member.reach.name;
     members_.clear();
     for (size_t rank = 0; rank < all.size(); ++rank)
       members_.push_back({all[rank].process, all[rank].node, processes[rank], false});
@@ -380,7 +425,9 @@ void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const S
   named.signature = *signature;
   named.owner = self_;
   const Instant deadline = clock_.Now() + timeout;
-  Spawn(type, options, placement, std::move(arguments), timeout,
+  SpawnOptions with_name = options;
+  with_name.name = named.name;
+  Spawn(type, with_name, placement, std::move(arguments), timeout,
         [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
                                                           absl::string_view result) mutable {
           const absl::StatusOr<ActorRef> ref = status.ok() ? ActorRef::Parse(result) : status;
@@ -414,6 +461,7 @@ void Cluster::Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Dura
   SpawnRequest request;
   request.type = spec.type;
   request.signature = *signature;
+  request.name = spec.options.name;
   request.restarts = spec.options.restarts;
   request.id = spec.id;
   request.kept = spec.options.keep ? 1 : 0;
@@ -432,6 +480,7 @@ void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl:
                        Reply reply) {
   SpawnOptions options;
   options.restarts = request.restarts;
+  options.name = std::string(request.name);
   options.keep = request.kept != 0;
   KeptRecord record;
   if (!request.record.empty()) {

@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "actors/exec/listing.h"
 #include "base/clock.h"
 
 namespace gtrain::actors {
@@ -40,6 +41,8 @@ struct HostOptions {
   // An actor whose state is kept threw, and has the state of its newest Save again; before it begins another
   // call. Likewise.
   std::function<void(uint64_t number)> on_undone;
+  // A sentence for people: an actor threw, and what became of it. Likewise.
+  std::function<void(const std::string& text)> on_news;
 };
 
 // Names an actor of any host, for ever: no other one gets its number.
@@ -91,6 +94,7 @@ struct SpawnOptions {
   bool keep =
       false;  // its state outlives its process, and it goes back to the newest that was saved when it throws
   std::optional<std::string> state;  // that it had elsewhere
+  std::string name;                  // for people, in List and on_news
 };
 inline constexpr absl::Duration kRestartWindow = absl::Hours(1);
 
@@ -155,6 +159,8 @@ class Host {
     uint64_t answered = 0;  // since the host was made
   };
   Counts counts() const;
+  // Looks at all actors, a few at a time, so that calls go on meanwhile: 0.1 us of each.
+  Listing List(const ListQuestion& question) const;
 
  private:
   class Core;

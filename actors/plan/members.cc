@@ -84,6 +84,7 @@ std::string PrintSpawn(const SpawnRequest& request) {
   std::string bytes;
   PutText(request.type, &bytes);
   PutText(request.signature, &bytes);
+  PutText(request.name, &bytes);
   PutNumber(request.restarts, &bytes);
   PutNumber(request.id, &bytes);
   PutNumber(request.kept, &bytes);
@@ -95,7 +96,8 @@ std::string PrintSpawn(const SpawnRequest& request) {
 absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
   SpawnRequest request;
   if (!TakeText(&bytes, kNameBytesMax, &request.type) ||
-      !TakeText(&bytes, kSignatureBytesMax, &request.signature) || !TakeNumber(&bytes, &request.restarts) ||
+      !TakeText(&bytes, kSignatureBytesMax, &request.signature) ||
+      !TakeText(&bytes, kNameBytesMax, &request.name) || !TakeNumber(&bytes, &request.restarts) ||
       !TakeNumber(&bytes, &request.id) || !TakeNumber(&bytes, &request.kept) ||
       !TakeText(&bytes, kCallBytesMax, &request.record))
     return Malformed("what is to be spawned ends too early");

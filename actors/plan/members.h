@@ -40,6 +40,7 @@ enum class Control : uint32_t {
 
 struct SpawnRequest {
   absl::string_view type, signature;
+  absl::string_view name;  // for people; empty: it has none
   int32_t restarts = 0;
   uint64_t id = 0;   // the owner's number of it
   uint8_t kept = 0;  // 1: the owner keeps its state

@@ -32,7 +32,7 @@ TEST(Driver, IsWhoDroveBeforeElseTheFirst) {
 
 TEST(Spawn, IsReadAsItWasWritten) {
   const std::string bytes =
-      PrintSpawn({"Class", "(); F() -> void", 3, 7, 1, "record", absl::string_view("a\0b", 3)});
+      PrintSpawn({"Class", "(); F() -> void", "ps/0", 3, 7, 1, "record", absl::string_view("a\0b", 3)});
   const auto read = ParseSpawn(bytes);
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read->type, "Class");
@@ -43,7 +43,7 @@ TEST(Spawn, IsReadAsItWasWritten) {
   EXPECT_EQ(read->record, "record");
   EXPECT_EQ(read->arguments, absl::string_view("a\0b", 3));
   for (size_t size = 0; size < bytes.size() - 3; ++size) EXPECT_FALSE(ParseSpawn(bytes.substr(0, size)).ok());
-  EXPECT_FALSE(ParseSpawn(PrintSpawn({"Class", "", -1, 0, 0, "", ""})).ok());
+  EXPECT_FALSE(ParseSpawn(PrintSpawn({"Class", "", "", -1, 0, 0, "", ""})).ok());
 }
 
 TEST(Record, IsReadAsItWasWritten) {

@@ -33,6 +33,10 @@ struct gtrain_actors {
   gtrain::ForkGuard fork_guard;
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::actors::Cluster> cluster;
+
+  ~gtrain_actors() {
+    if (session != nullptr) session->SetAsked(nullptr);
+  }
 };
 
 namespace gtrain::capi {
@@ -106,6 +110,7 @@ class SessionGathering final : public actors::Gathering {
     return status;
   }
   void Report(uint64_t answered) override { session_->Report({.step = static_cast<int64_t>(answered)}); }
+  void Note(const std::string& text) override { session_->ReportNote(kNoteActors, text); }
 
  private:
   const std::shared_ptr<Session> session_;
@@ -163,6 +168,9 @@ absl::Status Open(gtrain_session* session, const gtrain_actors_options* options,
   }
   static const auto* const clock = new RealClock;  // threads that are left to themselves may outlive main()
   handle->cluster = std::make_unique<actors::Cluster>(host, *clock);
+  if (handle->session != nullptr)
+    handle->session->SetAsked(
+        [cluster = handle->cluster.get()](absl::string_view question) { return cluster->List(question); });
   *out = handle.release();
   return absl::OkStatus();
 }

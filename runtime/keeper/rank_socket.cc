@@ -99,6 +99,13 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
     OnStays(connection, kind, body, bytes);
   } else if (kind == kRankToAgent && known) {
     OnRelay(connection, std::string(body, bytes));
+  } else if (kind == kRankAnswers && known) {
+    connection.answers = true;
+  } else if (kind == kRankAnswer && bytes >= sizeof(RankQuestion) && known) {
+    --connection.unanswered;
+    RankQuestion question;
+    memcpy(&question, body, sizeof(question));
+    asks_.OnAnswer(connection, question.id, std::string(body + sizeof(question), bytes - sizeof(question)));
   } else {
     connection.broken = true;
   }
@@ -198,7 +205,7 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
   connections_.GiveTo(seat.generation, seat.number, connection);
   rank->sdk = true;
   const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks |
-                             kKeeperReusesArenas | (waits ? kKeeperYouWait : 0);
+                             kKeeperReusesArenas | kKeeperAsksRanks | (waits ? kKeeperYouWait : 0);
   connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   if (waits)
     return connection.Send(

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "runtime/keeper/arenas.h"
+#include "runtime/keeper/asks.h"
 #include "runtime/keeper/connections.h"
 #include "runtime/keeper/context.h"
 #include "runtime/keeper/rank_protocol.h"
@@ -20,8 +21,8 @@ class KeptRanks;
 
 class RankSocket {
  public:
-  RankSocket(Context& context, Connections& connections, Arenas& arenas, Writers& writers)
-      : context_(context), connections_(connections), arenas_(arenas), writers_(writers) {}
+  RankSocket(Context& context, Connections& connections, Arenas& arenas, Writers& writers, Asks& asks)
+      : context_(context), connections_(connections), arenas_(arenas), writers_(writers), asks_(asks) {}
 
   // Once, before anything else. It outlives this.
   void SetKept(KeptRanks* kept) { kept_ = kept; }
@@ -53,6 +54,7 @@ class RankSocket {
   Connections& connections_;
   Arenas& arenas_;
   Writers& writers_;
+  Asks& asks_;
   KeptRanks* kept_ = nullptr;
 };
 

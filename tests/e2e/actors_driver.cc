@@ -8,15 +8,20 @@
 //   nest COUNT          an actor on another rank spawns COUNT of its own, and they end with it
 //   stubborn            calls an actor of another rank for ever, whatever comes of it; DIR/begun likewise
 //   keep SECONDS        likewise, with sums whose state is kept; DIR/begun is there when they are
+//   observe             an actor on rank 1 blocks in a method until DIR/go is there, another awaits it, one
+//   has thrown; DIR/begun
+//                       likewise
 #include <gtrain/gtrain.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -188,6 +193,51 @@ gtrain::Task<> KeepOn(gtrain::Cluster& cluster, int seconds) {
          << " ms\n";
 }
 
+void WaitForFile(const std::string& name) {
+  while (!std::filesystem::exists(arguments[0] + "/" + name))
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
+// For people to look at.
+class Blocker {
+ public:
+  [[gnu::noinline]] int64_t BlockHere() const {
+    std::ofstream(arguments[0] + "/blocks");
+    WaitForFile("go");
+    return 1;
+  }
+  int64_t Look() const { return 1; }
+  void Throw() const { throw std::runtime_error("on purpose"); }
+};
+[[maybe_unused]] constexpr auto kBlocker =
+    gtrain::Actor<Blocker, gtrain::Ctor<>,
+                  gtrain::Methods<&Blocker::BlockHere, &Blocker::Look, &Blocker::Throw>>;
+
+class Waiter {
+ public:
+  gtrain::Task<int64_t> AwaitIt(gtrain::Ref<Blocker> blocker) {
+    const auto came =
+        co_await gtrain::Try(blocker.With(std::chrono::minutes(10)).Call<&Blocker::BlockHere>());
+    co_return came.ok() ? *came : 0;
+  }
+};
+[[maybe_unused]] constexpr auto kWaiter =
+    gtrain::Actor<Waiter, gtrain::Ctor<>, gtrain::Methods<&Waiter::AwaitIt>>;
+
+gtrain::Task<> Observe(gtrain::Cluster& cluster) {
+  auto blocker = co_await cluster.Spawn<Blocker>(gtrain::Spawn("blocker").OnRank(1));
+  auto frail = co_await cluster.Spawn<Blocker>(gtrain::Spawn("frail").OnRank(0));
+  auto waiter = co_await cluster.Spawn<Waiter>(gtrain::Spawn().OnRank(0));
+  (void)co_await gtrain::Try(frail.Call<&Blocker::Throw>());
+  co_await frail.Call<&Blocker::Look>();
+  auto awaited = waiter.With(std::chrono::minutes(10)).Call<&Waiter::AwaitIt>(blocker);
+  WaitForFile("blocks");
+  for (int i = 0; i < 3; ++i) blocker.Tell<&Blocker::Look>();
+  std::ofstream(arguments[0] + "/begun");
+  WaitForFile("go");
+  (void)co_await gtrain::Try(std::move(awaited));
+}
+
 gtrain::Task<> Drive(gtrain::Cluster& cluster) {
   const std::string& what = arguments[1];
   std::ofstream(arguments[0] + "/driver") << getpid();
@@ -196,6 +246,7 @@ gtrain::Task<> Drive(gtrain::Cluster& cluster) {
     co_await CallAll(cluster, std::atoi(arguments[2].c_str()), std::atoi(arguments[3].c_str()));
   if (what == "count") co_await CountOn(cluster, std::atoi(arguments[2].c_str()));
   if (what == "nest") co_await Nest(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "observe") co_await Observe(cluster);
   if (what == "stubborn") co_await CallForEver(cluster);
   if (what == "keep") co_await KeepOn(cluster, std::atoi(arguments[2].c_str()));
   if (what == "fail") {
