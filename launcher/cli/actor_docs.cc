@@ -133,7 +133,7 @@ std::string ClassTable(const std::map<std::string, ClassDoc>& classes) {
 std::string ActorTable(const std::vector<ActorDoc>& actors) {
   std::string out = absl::StrFormat("\n%-12s %-16s %-16s %-16s %-28s %6s %9s %10s %8s %7s %7s %8s %-5s %s\n",
                                     "ACTOR", "NAME", "CLASS", "HOST", "STATE", "CALLS", "BYTES", "ANSWERED",
-                                    "CALLS/S", "P50", "P99", "RESTARTS", "OWNER", "KEPT");
+                                    "CALLS/S", "MEDIAN", "99%", "RESTARTS", "OWNER", "KEPT");
   for (const ActorDoc& actor : actors) {
     absl::StrAppendFormat(&out, "%-12s %-16s %-16s %-16s %-28s %6d %9s %10d %8s %7s %7s %8d %-5s %s\n",
                           AddressOf(actor), actor.name.empty() ? "-" : SafeText(actor.name),

@@ -42,7 +42,8 @@ void Asks::Take(Ask& ask) {
   context_.tick_wanted = true;
 }
 
-void Asks::OnAnswer(const RankConnection& connection, uint64_t id, std::string text) {
+void Asks::OnAnswer(RankConnection& connection, uint64_t id, std::string text) {
+  connection.unanswered = std::max(0, connection.unanswered - 1);
   const auto it = std::find_if(open_.begin(), open_.end(), [&](const Open& open) {
     return open.number == id && open.generation == connection.generation && open.rank == connection.rank;
   });

@@ -19,7 +19,7 @@ class Asks {
 
   // The agent gets ExecDone with the answer, or why there is none.
   void Take(Ask& ask);
-  void OnAnswer(const RankConnection& connection, uint64_t id, std::string text);
+  void OnAnswer(RankConnection& connection, uint64_t id, std::string text);
   // Answers those whose time is over, or whose rank is gone.
   void Expire();
   bool empty() const { return open_.empty(); }

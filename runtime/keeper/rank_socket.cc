@@ -99,13 +99,8 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
     OnStays(connection, kind, body, bytes);
   } else if (kind == kRankToAgent && known) {
     OnRelay(connection, std::string(body, bytes));
-  } else if (kind == kRankAnswers && known) {
-    connection.answers = true;
-  } else if (kind == kRankAnswer && bytes >= sizeof(RankQuestion) && known) {
-    --connection.unanswered;
-    RankQuestion question;
-    memcpy(&question, body, sizeof(question));
-    asks_.OnAnswer(connection, question.id, std::string(body + sizeof(question), bytes - sizeof(question)));
+  } else if ((kind == kRankAnswers || kind == kRankAnswer) && known) {
+    OnAnswer(connection, kind, body, bytes);
   } else {
     connection.broken = true;
   }
@@ -124,6 +119,18 @@ void RankSocket::OnArena(RankConnection& connection, uint16_t kind, const char* 
     RankUsedArenaRequest request;
     memcpy(&request, body, sizeof(request));
     arenas_.Ask(connection, request);
+  } else {
+    connection.broken = true;
+  }
+}
+
+void RankSocket::OnAnswer(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {
+  if (kind == kRankAnswers) {
+    connection.answers = true;
+  } else if (bytes >= sizeof(RankQuestion)) {
+    RankQuestion question;
+    memcpy(&question, body, sizeof(question));
+    asks_.OnAnswer(connection, question.id, std::string(body + sizeof(question), bytes - sizeof(question)));
   } else {
     connection.broken = true;
   }

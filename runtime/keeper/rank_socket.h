@@ -37,6 +37,7 @@ class RankSocket {
   void ReadBytes(RankConnection& connection);
   void OnFrame(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnArena(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
+  void OnAnswer(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnComesUp(const RankConnection& connection, RankProcess& rank);
   void OnHello(RankConnection& connection, const RankHello& hello);

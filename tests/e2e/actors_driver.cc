@@ -8,8 +8,8 @@
 //   nest COUNT          an actor on another rank spawns COUNT of its own, and they end with it
 //   stubborn            calls an actor of another rank for ever, whatever comes of it; DIR/begun likewise
 //   keep SECONDS        likewise, with sums whose state is kept; DIR/begun is there when they are
-//   observe             an actor on rank 1 blocks in a method until DIR/go is there, another awaits it, one
-//   has thrown; DIR/begun
+//   observe             an actor on rank 1 blocks in a method until the pipe DIR/go is opened, another awaits
+//   it, one has thrown; DIR/begun
 //                       likewise
 #include <gtrain/gtrain.h>
 #include <unistd.h>
@@ -17,11 +17,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -193,17 +191,14 @@ gtrain::Task<> KeepOn(gtrain::Cluster& cluster, int seconds) {
          << " ms\n";
 }
 
-void WaitForFile(const std::string& name) {
-  while (!std::filesystem::exists(arguments[0] + "/" + name))
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-}
+// Until somebody opens it for writing, or has.
+void WaitForPipe() { std::ifstream(arguments[0] + "/go"); }
 
 // For people to look at.
 class Blocker {
  public:
   [[gnu::noinline]] int64_t BlockHere() const {
-    std::ofstream(arguments[0] + "/blocks");
-    WaitForFile("go");
+    WaitForPipe();
     return 1;
   }
   int64_t Look() const { return 1; }
@@ -216,8 +211,9 @@ class Blocker {
 class Waiter {
  public:
   gtrain::Task<int64_t> AwaitIt(gtrain::Ref<Blocker> blocker) {
-    const auto came =
-        co_await gtrain::Try(blocker.With(std::chrono::minutes(10)).Call<&Blocker::BlockHere>());
+    auto blocks = blocker.With(std::chrono::minutes(10)).Call<&Blocker::BlockHere>();
+    for (int i = 0; i < 3; ++i) blocker.Tell<&Blocker::Look>();
+    const auto came = co_await gtrain::Try(std::move(blocks));
     co_return came.ok() ? *came : 0;
   }
 };
@@ -231,10 +227,8 @@ gtrain::Task<> Observe(gtrain::Cluster& cluster) {
   (void)co_await gtrain::Try(frail.Call<&Blocker::Throw>());
   co_await frail.Call<&Blocker::Look>();
   auto awaited = waiter.With(std::chrono::minutes(10)).Call<&Waiter::AwaitIt>(blocker);
-  WaitForFile("blocks");
-  for (int i = 0; i < 3; ++i) blocker.Tell<&Blocker::Look>();
   std::ofstream(arguments[0] + "/begun");
-  WaitForFile("go");
+  WaitForPipe();
   (void)co_await gtrain::Try(std::move(awaited));
 }
 

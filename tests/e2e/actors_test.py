@@ -154,6 +154,9 @@ class ActorsTest(harness.GtrainTest):
 
     def test_people_see_what_actors_do(self):
         """Names, states, the thread of one that blocks, a rank that is stopped (B1), and events of what threw or was lost."""
+        go = os.path.join(self.out, 'go')
+        os.mkfifo(go, 0o666)
+        os.chmod(go, 0o666)
         self.launch('observe', 2, 'observe', extra='elastic: {mode: in-place}\n')
         wait_until('it has begun', lambda: os.path.exists(os.path.join(self.out, 'begun')))
         by_name = lambda document: {actor['name'] or actor['class']: actor for actor in document['actors']}
@@ -188,8 +191,8 @@ class ActorsTest(harness.GtrainTest):
         os.kill(victim, signal.SIGKILL)
         lost = lambda: re.search(r'Blocker blocker was lost with rank 1 \(\S+\); it was made anew on rank 1 \(\S+\)', self.gtrain('why', 'observe').stdout)
         wait_until('the loss', lost)
-        with open(os.path.join(self.out, 'go'), 'w'):
-            pass
+        pipe = os.open(go, os.O_RDWR)
+        self.addCleanup(os.close, pipe)
         self.wait_for_state('observe', 'SUCCEEDED')
         self.assertIn('is over', self.gtrain('actors', 'observe', expect=1).stderr)
         self.end_local_cluster()

@@ -715,40 +715,6 @@ TEST_F(HeadCoreTest, RepeatedExecRunsOnce_H15) {
   EXPECT_THAT(Sent<AgentQuery>(), SizeIs(2));
 }
 
-TEST_F(HeadCoreTest, ActorsAreAskedForAndTheirAnswerIsNotRead) {
-  Hello("1");
-  const JobId job = Submit("train 1 1");
-  StartRanks(job);
-  FromClient(ClientActors{job, 0, "{\"limit\":2}"}, "actors");
-  ASSERT_THAT(Sent<AgentQuery>(), SizeIs(1));
-  const AgentQuery query = Sent<AgentQuery>()[0].second;
-  EXPECT_EQ(query.kind, AgentQuery::Kind::kActors);
-  EXPECT_THAT(query.argv, ElementsAre("{\"limit\":2}"));
-  FromNode("1", AgentAnswer{query.query, true, "any text", 0, true});
-  const auto reply = std::find_if(sent_.begin(), sent_.end(), [](const Effect& e) {
-    const auto* r = std::get_if<ReplyToClient>(&e);
-    return r != nullptr && r->reply.id == "actors";
-  });
-  ASSERT_NE(reply, sent_.end());
-  const json document = json::parse(std::get<ReplyToClient>(*reply).reply.json);
-  EXPECT_EQ(document.at("text"), "any text");
-  EXPECT_EQ(document.at("hostname"), "host-1");
-  EXPECT_FALSE(FromClient(ClientActors{job, 7, "{}"}).ok) << "there is no rank 7";
-}
-
-// What became of an actor is an event; a flood of them is a few events and a count.
-TEST_F(HeadCoreTest, WhatBecomesOfActorsIsToldAndBounded_B1) {
-  Hello("1");
-  const JobId job = Submit("train 1 1");
-  StartRanks(job);
-  for (int i = 0; i < 1000; ++i)
-    FromNode("1", AgentNote{job, {1}, 0, kActorsNote, absl::StrCat("Shard ", i, " threw")});
-  const std::vector<std::string> told = Events(job, "actors");
-  ASSERT_FALSE(told.empty());
-  EXPECT_EQ(told[0], "rank 0 on host-1: Shard 0 threw");
-  EXPECT_LT(told.size(), 100u);
-}
-
 // W10: a first answer with all that is known, then each event from its number on, none twice and none
 // missing.
 TEST_F(HeadCoreTest, EventsAreALongPoll_W10) {
