@@ -331,10 +331,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       --begun_;
       ++answered_;
       SeeAnswer(actor, *work, now);
-      if (crashed) {
-        actor.broken = true;
-        actor.seen.threw = std::string(status.message().substr(0, kThrownBytesMax));
-      }
+      if (crashed) actor.broken = true;
+      if (crashed) actor.seen.threw = std::string(status.message().substr(0, kThrownBytesMax));
       actor.changed |= !IsConstant(*actor.type, work->method);
       Schedule(work->actor);
     }

@@ -159,7 +159,7 @@ class Host {
     uint64_t answered = 0;  // since the host was made
   };
   Counts counts() const;
-  // Looks at all actors, a few at a time, so that calls go on meanwhile: 0.1 us of each.
+  // Looks at all actors, a few at a time, so that calls go on meanwhile.
   Listing List(const ListQuestion& question) const;
 
  private:

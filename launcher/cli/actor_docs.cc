@@ -29,19 +29,19 @@ uint64_t Natural(const json& object, const char* key) {
   return it != object.end() && it->is_number_unsigned() ? it->get<uint64_t>() : 0;
 }
 
-double Number(const json& object, const char* key) {
+double AmountOf(const json& object, const char* key) {
   const auto it = object.find(key);
   const double value = it != object.end() && it->is_number() ? it->get<double>() : 0;
   return std::isfinite(value) ? std::max(0.0, value) : 0;
 }
 
 // At most a century, so that sums of them are durations, too.
-absl::Duration Micros(const json& object, const char* key) {
+absl::Duration MicrosOf(const json& object, const char* key) {
   return absl::Microseconds(
       static_cast<int64_t>(std::min<uint64_t>(Natural(object, key), uint64_t{3'200'000'000'000'000})));
 }
 
-const json& ListOf(const json& object, const char* key) {
+const json& RowsOf(const json& object, const char* key) {
   static const json* const none = new json(json::array());
   const auto it = object.find(key);
   return it != object.end() && it->is_array() ? *it : *none;
@@ -54,15 +54,15 @@ ActorDoc ReadActor(const json& row) {
   actor.name = TextOf(row, "name");
   actor.state = TextOf(row, "state");
   actor.method = TextOf(row, "method");
-  if (row.contains("for_us")) actor.since = Micros(row, "for_us");
+  if (row.contains("for_us")) actor.since = MicrosOf(row, "for_us");
   actor.thread = static_cast<int64_t>(std::min<uint64_t>(Natural(row, "thread"), INT32_MAX));
   actor.waiting = Natural(row, "waiting");
   actor.waiting_bytes = Natural(row, "waiting_bytes");
   actor.answered = Natural(row, "answered");
   actor.restarts = Natural(row, "restarts");
-  actor.per_second = Number(row, "per_second");
-  actor.half = Micros(row, "p50_us");
-  actor.most = Micros(row, "p99_us");
+  actor.per_second = AmountOf(row, "per_second");
+  actor.half = MicrosOf(row, "p50_us");
+  actor.most = MicrosOf(row, "p99_us");
   actor.kept = row.contains("kept") && row["kept"] == true;
   if (row.contains("owner"))
     actor.owner = static_cast<int64_t>(std::min<uint64_t>(Natural(row, "owner"), INT32_MAX));
@@ -78,7 +78,7 @@ ClassDoc ReadClass(const json& row) {
   of.waiting_bytes = Natural(row, "waiting_bytes");
   of.answered = Natural(row, "answered");
   of.restarts = Natural(row, "restarts");
-  of.per_second = Number(row, "per_second");
+  of.per_second = AmountOf(row, "per_second");
   return of;
 }
 
@@ -220,10 +220,10 @@ RankActors ParseRankActors(int rank, const absl::StatusOr<std::string>& answer) 
   }
   said.has_actors = true;
   said.count = Natural(listing, "count");
-  for (const json& row : ListOf(listing, "classes")) {
+  for (const json& row : RowsOf(listing, "classes")) {
     if (row.is_object()) Add(said.classes[TextOf(row, "class")], ReadClass(row));
   }
-  for (const json& row : ListOf(listing, "actors")) {
+  for (const json& row : RowsOf(listing, "actors")) {
     if (!row.is_object()) continue;
     said.actors.push_back(ReadActor(row));
     said.actors.back().rank = rank;
