@@ -584,7 +584,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     Instant since = actor.inside || actor.busy || actor.mailbox.empty() ? actor.seen.since
                                                                         : actor.mailbox.front()->queued;
     facts.since = std::max(absl::ZeroDuration(), now - since);
-    if (actor.inside) facts.thread = actor.seen.thread;
+    // One that has answered may not have left it yet.
+    if (actor.inside && facts.doing != Doing::kIdle && facts.doing != Doing::kWaiting)
+      facts.thread = actor.seen.thread;
     if (actor.busy) facts.method = MethodOf(actor.type->signature, actor.type->methods, actor.seen.method);
     if (actor.seen.times == nullptr) return facts;
     facts.answered = actor.seen.times->count();
