@@ -36,7 +36,7 @@ struct Cluster::Ends {
 };
 
 Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOptions& objects)
-    : clock_(clock), ends_(std::make_shared<Ends>()) {
+    : clock_(clock), ends_(std::make_shared<Ends>()), news_(std::make_shared<News>(clock)) {
   HostOptions host = options;
   host.on_end = [ends = ends_](uint64_t actor) {
     MutexLock lock(&ends->mutex);
@@ -51,6 +51,7 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOpt
     MutexLock lock(&ends->mutex);
     if (ends->on_undone) ends->on_undone(actor);
   };
+  host.on_news = [news = news_](const std::string& text) { news->Add(text); };
   host_ = std::make_unique<Host>(host, clock);
   self_ = ProcessOf(host_->address());
   OwnedActors::Functions functions;
@@ -60,6 +61,7 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOpt
   functions.make = [this](const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout,
                           Reply reply) { Make(at, spec, timeout, std::move(reply)); };
   functions.end = [this](const ActorAddress& at, const std::string& reason) { EndAt(at, reason); };
+  functions.on_moved = [this](const OwnedActors::Moved& moved) { OnMoved(moved); };
   owned_ = std::make_unique<OwnedActors>(self_, std::move(functions), clock);
   directory_ = std::make_unique<Directory>(
       self_, Directory::Functions{[this](const CallerId& process, Control method,
@@ -202,6 +204,7 @@ void Cluster::Gather() {
       reported_ = 0;  // each generation has its first step
       do {
         ReportProgress();
+        TellNews();
         status = network_->gathering->AwaitNext(kLook);
         const absl::Status left = LookWhoLeft();
         MutexLock lock(&mutex_);
@@ -229,6 +232,46 @@ void Cluster::ReportProgress() {
   reported_ = answered;
   reported_at_ = now;
   network_->gathering->Report(answered);
+}
+
+void Cluster::TellNews() {
+  while (const std::optional<std::string> text = news_->Take()) network_->gathering->Note(*text);
+}
+
+void Cluster::OnMoved(const OwnedActors::Moved& moved) {
+  const auto name_of = [this](const CallerId& process) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Member& member : members_) {
+      if (member.process == process) return member.reach.name;
+    }
+    const auto lost = lost_names_.find(process);
+    return lost == lost_names_.end() ? std::string("another process") : lost->second;
+  };
+  std::string text = absl::StrCat(moved.type, moved.name.empty() ? "" : " ", moved.name, " was lost with ");
+  {
+    MutexLock lock(&mutex_);
+    absl::StrAppend(&text, name_of(moved.from));
+    if (moved.to) absl::StrAppend(&text, "; it was made anew on ", name_of(*moved.to));
+  }
+  if (!moved.to) absl::StrAppend(&text, "; it has ended: ", moved.reason);
+  news_->Add(std::move(text));
+}
+
+std::optional<int> Cluster::OwnerOf(uint64_t actor) const {
+  MutexLock lock(&mutex_);
+  const auto elsewhere = owner_of_.find(actor);
+  const CallerId owner = elsewhere == owner_of_.end() ? self_ : elsewhere->second.owner;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].process == owner) return static_cast<int>(rank);
+  }
+  return std::nullopt;
+}
+
+std::string Cluster::List(absl::string_view question) const {
+  const absl::StatusOr<ListQuestion> parsed = ParseListQuestion(question);
+  if (!parsed.ok()) return PrintListError(parsed.status().message());
+  Listing listing = host_->List(*parsed);
+  for (ActorFacts& actor : listing.actors) actor.owner = OwnerOf(actor.number);
+  return PrintListing(listing);
 }
 
 absl::Status Cluster::GatherOnce() {
@@ -260,6 +303,8 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   std::vector<CallerId> unheard;
   {
     MutexLock lock(&mutex_);
+    lost_names_.clear();
+    for (const Member& member : members_) lost_names_[member.process] = member.reach.name;
     members_.clear();
     for (size_t rank = 0; rank < all.size(); ++rank)
       members_.push_back({all[rank].process, all[rank].node, processes[rank], false});
@@ -476,12 +521,11 @@ void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const S
   OwnedActors::Spec spec;
   spec.type = named.type;
   spec.options = options;
+  spec.options.name = named.name;
   spec.placement = placement;
   spec.arguments = std::move(arguments);
-  if (detached) {
-    spec.name = named.name;
-    spec.placement.away = true;
-  }
+  spec.detached = detached;
+  if (detached) spec.placement.away = true;
   SpawnSpec(std::move(spec), timeout,
             [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
                                                               absl::string_view result) mutable {
@@ -533,7 +577,8 @@ SpawnRequest Cluster::RequestOf(const OwnedActors::Spec& spec, absl::string_view
   request.id = spec.id;
   request.kept = spec.options.keep ? 1 : 0;
   request.record = spec.record;
-  request.name = spec.name;
+  request.name = spec.options.name;
+  request.detached = spec.detached ? 1 : 0;
   request.spread = static_cast<uint8_t>(spec.placement.spread);
   request.rank = spec.placement.rank.value_or(-1);
   request.arguments = spec.arguments;
@@ -549,8 +594,9 @@ OwnedActors::Spec Cluster::SpecOf(const SpawnRequest& request) {
   spec.options.keep = request.kept != 0;
   spec.placement.spread = static_cast<Spread>(request.spread);
   if (request.rank >= 0) spec.placement.rank = request.rank;
-  spec.placement.away = !request.name.empty();
-  spec.name = std::string(request.name);
+  spec.placement.away = request.detached != 0;
+  spec.options.name = std::string(request.name);
+  spec.detached = request.detached != 0;
   spec.arguments = std::string(request.arguments);
   return spec;
 }
@@ -568,9 +614,10 @@ void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl:
   SpawnOptions options;
   options.restarts = request.restarts;
   options.concurrency = request.concurrency;
+  options.name = std::string(request.name);
   options.keep = request.kept != 0;
   std::string spawn;
-  if (!request.name.empty() && owner != self_) {
+  if (request.detached != 0 && owner != self_) {
     SpawnRequest again = request;
     again.record = {};  // whoever adopts it gets what it has then
     spawn = PrintSpawn(again);

@@ -1,5 +1,7 @@
 #include "actors/exec/host.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -25,8 +27,11 @@ namespace {
 constexpr int kCallsInARow = 64;       // of one actor, before others have their turn
 constexpr size_t kReasonsKept = 1024;  // why actors ended
 constexpr absl::Duration kIdleLook = absl::Seconds(60);
+constexpr size_t kLookedAtInARow = 256;  // actors of a list, before calls have their turn
+constexpr size_t kThrownBytesMax = 160;  // of what people read of an exception
 
 thread_local bool inside_actor = false;
+thread_local const int own_thread = gettid();
 // What this thread, one of a host, is to do when the actor that it runs has its turn behind it.
 thread_local std::vector<absl::AnyInvocable<void()>>* deferred = nullptr;
 
@@ -104,8 +109,20 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     Reply reply;  // null: its caller has heard something
     std::optional<std::multimap<Instant, Work*>::iterator> timer;
     std::list<std::unique_ptr<Work>>::iterator place;  // in the mailbox, until it is begun
-    Instant deadline;
+    Instant queued, deadline;
     bool begun = false;
+  };
+
+  // What List tells of an actor.
+  struct Seen {
+    Doing doing = Doing::kIdle;  // what a thread is inside for: kMaking, kRunning, kSaving
+    int method = 0;
+    int thread = 0;
+    Instant since, answered;  // the last call
+    bool late = false;        // no thread was free for it when it was scheduled
+    int restarts = 0;
+    std::string threw;                 // for which it is made anew
+    std::unique_ptr<CallTimes> times;  // null: it has answered none
   };
 
   struct Actor {
@@ -125,6 +142,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     int busy = 0;                  // calls that were begun and not answered
     bool broken = false;
     bool ended = false;
+    Seen seen;
   };
 
  public:
@@ -310,6 +328,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       }
       if (reply) reply(status, result);
     }
+    const Instant now = clock_.Now();
     {
       MutexLock lock(&mutex_);
       Disarm(*work);
@@ -317,7 +336,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       --actor.busy;
       --begun_;
       ++answered_;
+      SeeAnswer(actor, *work, now);
       if (crashed) actor.broken = true;
+      if (crashed) actor.seen.threw = std::string(status.message().substr(0, kThrownBytesMax));
       actor.changed |= !IsConstant(*actor.type, work->method);
       Schedule(work->actor);
     }
@@ -355,6 +376,34 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   Counts counts() const {
     MutexLock lock(&mutex_);
     return {alive_, waiting_, begun_, answered_};
+  }
+
+  Listing List(const ListQuestion& question) const {
+    std::vector<Busy> all;
+    {
+      MutexLock lock(&mutex_);
+      for (const auto& [number, actor] : actors_) {
+        if (question.Asks(actor->type->name, actor->options.name, number)) all.push_back({actor, 0, 0});
+      }
+    }
+    Listing listing;
+    const Instant now = clock_.Now();
+    for (size_t from = 0; from < all.size(); from += kLookedAtInARow) {
+      MutexLock lock(&mutex_);
+      for (size_t i = from; i < std::min(all.size(), from + kLookedAtInARow); ++i)
+        LookAt(all[i], now, listing.classes[all[i].actor->type->name]);
+    }
+    const size_t listed = std::min(all.size(), question.limit);
+    std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(listed), all.end(),
+                      [](const Busy& a, const Busy& b) {
+                        return std::pair(a.calls, a.per_second) > std::pair(b.calls, b.per_second);
+                      });
+    listing.left_out = all.size() - listed;
+    for (size_t i = 0; i < listed; ++i) {
+      MutexLock lock(&mutex_);
+      listing.actors.push_back(FactsOf(*all[i].actor, now));
+    }
+    return listing;
   }
 
  private:
@@ -442,7 +491,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void Queue(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     work->actor = actor;
-    work->deadline = clock_.Now() + timeout;
+    work->queued = clock_.Now();
+    work->deadline = work->queued + timeout;
     work->timer = timers_.emplace(work->deadline, work.get());
     if (work->deadline < expires_at_) {
       expires_at_ = work->deadline;
@@ -473,6 +523,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void Schedule(const std::shared_ptr<Actor>& actor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (actor->scheduled || !HasTurn(*actor, /*inside=*/actor->inside)) return;
     actor->scheduled = true;
+    actor->seen.late = idle_.empty() && !looking_;
     ready_.push_back(actor);
     WakeOne();
   }
@@ -501,6 +552,90 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
                        ""});
     }
     Schedule(actor);
+  }
+
+  // ---- what people see
+
+  // An actor among those that List looks at.
+  struct Busy {
+    std::shared_ptr<Actor> actor;
+    size_t calls;  // that it has begun, or that wait for it
+    double per_second;
+  };
+
+  void SeeBegin(Actor& actor, Doing doing, int method, Instant now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    actor.seen.doing = doing;
+    actor.seen.method = method;
+    actor.seen.thread = own_thread;
+    actor.seen.since = now;
+  }
+  // A call begins when it has come and the one before is answered, where a thread was free then: reading the
+  // clock for that takes as long as a twentieth of a call.
+  Instant BeginOf(const Actor& actor, const Work& work) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return actor.seen.late ? clock_.Now() : std::max(work.queued, actor.seen.answered);
+  }
+
+  static void SeeAnswer(Actor& actor, const Work& work, Instant now) {
+    actor.seen.doing = Doing::kIdle;
+    actor.seen.answered = now;
+    if (actor.seen.times == nullptr) actor.seen.times = std::make_unique<CallTimes>();
+    actor.seen.times->Count(work.queued, now);
+  }
+
+  static Doing DoingOf(const Actor& actor) {
+    if (actor.busy) return actor.inside ? Doing::kRunning : Doing::kAwaiting;
+    if (actor.inside && actor.seen.doing != Doing::kIdle) return actor.seen.doing;
+    if (actor.mailbox.empty()) return Doing::kIdle;
+    return actor.mailbox.front()->method == kMake ? Doing::kMaking : Doing::kWaiting;
+  }
+
+  void LookAt(Busy& one, Instant now, ClassFacts& of) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Actor& actor = *one.actor;
+    const Doing doing = DoingOf(actor);
+    ++of.actors;
+    of.running += doing == Doing::kRunning ? 1 : 0;
+    of.awaiting += doing == Doing::kAwaiting ? 1 : 0;
+    of.waiting += actor.mailbox.size();
+    of.waiting_bytes += actor.mailbox_bytes;
+    of.restarts += static_cast<uint64_t>(actor.seen.restarts);
+    one.calls = actor.mailbox.size() + (actor.busy ? 1 : 0);
+    if (actor.seen.times == nullptr) return;
+    one.per_second = actor.seen.times->PerSecond(now);
+    of.per_second += one.per_second;
+    of.times.Add(*actor.seen.times);
+  }
+
+  ActorFacts FactsOf(const Actor& actor, Instant now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    ActorFacts facts;
+    facts.number = actor.address.number;
+    facts.type = actor.type->name;
+    facts.name = actor.options.name;
+    facts.doing = DoingOf(actor);
+    facts.waiting = actor.mailbox.size();
+    facts.waiting_bytes = actor.mailbox_bytes;
+    facts.restarts = actor.seen.restarts;
+    facts.kept = actor.options.keep;
+    Instant since = actor.inside || actor.busy || actor.mailbox.empty() ? actor.seen.since
+                                                                        : actor.mailbox.front()->queued;
+    facts.since = std::max(absl::ZeroDuration(), now - since);
+    // One that has answered may not have left it yet.
+    if (actor.inside && facts.doing != Doing::kIdle && facts.doing != Doing::kWaiting)
+      facts.thread = actor.seen.thread;
+    if (actor.busy) facts.method = MethodOf(actor.type->signature, actor.type->methods, actor.seen.method);
+    if (actor.seen.times == nullptr) return facts;
+    facts.answered = actor.seen.times->count();
+    facts.per_second = actor.seen.times->PerSecond(now);
+    facts.half = actor.seen.times->Quantile(0.5);
+    facts.most = actor.seen.times->Quantile(0.99);
+    return facts;
+  }
+
+  void TellNews(const Actor& actor, absl::string_view what) const {
+    if (!options_.on_news) return;
+    options_.on_news(absl::StrCat(
+        actor.type->name, " ",
+        actor.options.name.empty() ? absl::StrCat(actor.address.number) : actor.options.name, " ", what));
   }
 
   // ---- threads that run actors
@@ -595,19 +730,26 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       bool ended = false, broken = false, saves = false;
       {
         MutexLock lock(&mutex_);
+        if (actor->busy == 0) actor->seen.doing = Doing::kIdle;
         if (!HasTurn(*actor, actor->inside - 1)) return;
         ended = actor->ended;
         broken = std::exchange(actor->broken, false);
         saves = !ended && !broken && SavesNow(*actor);
         if (saves) {
           actor->changed = actor->saves = false;
-        } else if (!ended && !broken) {
+          SeeBegin(*actor, Doing::kSaving, 0, clock_.Now());
+        } else if (broken) {
+          SeeBegin(*actor, Doing::kMaking, 0, clock_.Now());
+        } else if (!ended) {
           work = Take(*actor, actor->mailbox.begin());
           work->begun = true;
-          if (work->method >= 0) {
+          const bool calls = work->method >= 0;
+          if (calls) {
             ++actor->busy;
             ++begun_;
           }
+          SeeBegin(*actor, calls ? Doing::kRunning : Doing::kMaking, work->method, BeginOf(*actor, *work));
+          actor->seen.late = false;
           if (actor->options.concurrency > 1) Schedule(actor);
         }
       }
@@ -686,7 +828,12 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     actor->type->destroy(std::exchange(actor->self, nullptr));
     actor->crashes.push_back(now);
     std::erase_if(actor->crashes, [&](Instant then) { return now - then > kRestartWindow; });
-    std::string reason;
+    std::string reason, threw;
+    {
+      MutexLock lock(&mutex_);
+      threw = std::exchange(actor->seen.threw, "");
+      ++actor->seen.restarts;
+    }
     const int crashes = static_cast<int>(actor->crashes.size());
     if (crashes > actor->options.restarts) {
       reason = absl::StrCat("it threw ", crashes, " times within ", PrintDuration(kRestartWindow),
@@ -695,6 +842,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       const absl::StatusOr<void*> made = Create(*actor, actor->options.state.has_value());
       if (made.ok()) {
         actor->self = *made;
+        TellNews(*actor, absl::StrCat("threw: ", threw, "; it was made anew (", crashes, " of ",
+                                      actor->options.restarts, " restarts within ",
+                                      PrintDuration(kRestartWindow), ")"));
         if (!actor->options.keep) return;
         if (options_.on_undone) options_.on_undone(actor->address.number);
         MutexLock lock(&mutex_);
@@ -703,6 +853,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       }
       reason = absl::StrCat("it could not be made anew after it threw: ", made.status().message());
     }
+    TellNews(*actor, absl::StrCat("threw: ", threw, "; it has ended: ", reason));
     AllHeard heard;
     {
       MutexLock lock(&mutex_);
@@ -828,5 +979,6 @@ absl::StatusOr<std::string> Host::SignatureOf(absl::string_view type) const {
 ActorAddress Host::address() const { return core_->address(); }
 bool Host::Inside() { return inside_actor; }
 Host::Counts Host::counts() const { return core_->counts(); }
+Listing Host::List(const ListQuestion& question) const { return core_->List(question); }
 
 }  // namespace gtrain::actors

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "actors/exec/listing.h"
 #include "base/clock.h"
 
 namespace gtrain::actors {
@@ -42,6 +43,8 @@ struct HostOptions {
   // An actor whose state is kept threw, and has the state of its newest Save again; before it begins another
   // call. Likewise.
   std::function<void(uint64_t number)> on_undone;
+  // A sentence for people: an actor threw, and what became of it. Likewise.
+  std::function<void(const std::string& text)> on_news;
 };
 
 // Names an actor of any host, for ever: no other one gets its number.
@@ -99,6 +102,7 @@ struct SpawnOptions {
   bool keep =
       false;  // its state outlives its process, and it goes back to the newest that was saved when it throws
   std::optional<std::string> state;  // that it had elsewhere
+  std::string name;                  // for people, in List and on_news
   // So many calls of it are begun and not answered at a time, on as many threads; above 1 it is not kept.
   int concurrency = 1;
 };
@@ -171,6 +175,8 @@ class Host {
     uint64_t answered = 0;  // since the host was made
   };
   Counts counts() const;
+  // Looks at all actors, a few at a time, so that calls go on meanwhile.
+  Listing List(const ListQuestion& question) const;
 
  private:
   class Core;

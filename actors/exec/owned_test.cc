@@ -27,6 +27,7 @@ class OwnedTest : public ::testing::Test {
       making_.emplace_back(at, std::move(reply));
     };
     functions.end = [this](const ActorAddress& at, const std::string&) { ended_.push_back(at.number); };
+    functions.on_moved = [this](const OwnedActors::Moved& moved) { moved_.push_back(moved); };
     owned_ = std::make_unique<OwnedActors>(kOwn, std::move(functions), clock_);
   }
 
@@ -61,6 +62,7 @@ class OwnedTest : public ::testing::Test {
   std::vector<std::pair<CallerId, Reply>> making_;
   std::vector<std::string> records_, heard_;
   std::vector<uint64_t> ended_;
+  std::vector<OwnedActors::Moved> moved_;
   std::unique_ptr<OwnedActors> owned_;
 };
 
@@ -79,6 +81,23 @@ TEST_F(OwnedTest, WhoAsksWhereALostActorIsHearsOfItWhenItIsThere) {
   EXPECT_THAT(heard_[3],
               "the actor is no more: its process was lost 2 times within 1h, and it has 1 restarts");
   EXPECT_EQ(owned_->size(), 0u);
+}
+
+TEST_F(OwnedTest, WhatBecameOfALostActorIsToldOnce) {
+  Spawn(7);
+  EXPECT_TRUE(moved_.empty());
+  places_ = {kTwo};
+  owned_->ProcessLost(kOne);
+  EXPECT_TRUE(moved_.empty()) << "it is not there yet";
+  Make(8);
+  ASSERT_EQ(moved_.size(), 1u);
+  EXPECT_EQ(moved_[0].from, kOne);
+  EXPECT_EQ(moved_[0].to, kTwo);
+  owned_->ProcessLost(kTwo);
+  ASSERT_EQ(moved_.size(), 2u);
+  EXPECT_EQ(moved_[1].from, kTwo);
+  EXPECT_EQ(moved_[1].to, std::nullopt);
+  EXPECT_EQ(moved_[1].reason, "its process was lost 2 times within 1h, and it has 1 restarts");
 }
 
 TEST_F(OwnedTest, WhatIsLetGoAsItIsMadeIsEnded) {

@@ -327,7 +327,7 @@ class Usage(CliTest):
 
     def test_a_word_that_is_no_id_is_said_at_once(self):
         """Before any head is asked: one that runs would drop it, and the answer was 20 s away."""
-        for verb in ('logs', 'status', 'why', 'report', 'stop', 'attach', 'stack', 'scale', 'exec'):
+        for verb in ('logs', 'status', 'why', 'report', 'stop', 'attach', 'stack', 'actors', 'scale', 'exec'):
             for word in ('.', '..', 'a b'):
                 done = self.run_gtrain(verb, word, *(['--', 'true'] if verb == 'exec' else []))
                 self.assertIn(f"'{word}' is not a job id", done.err)

@@ -24,6 +24,7 @@ Verb LogsVerb();
 Verb StopVerb();
 Verb ExecVerb();
 Verb StackVerb();
+Verb ActorsVerb();
 Verb ScaleVerb();
 Verb ChaosVerb();
 Verb NodesVerb();
