@@ -10,7 +10,7 @@
 namespace gtrain::actors {
 namespace {
 
-constexpr absl::string_view kVersion = "gtrain-actors-1";
+constexpr absl::string_view kVersion = "gtrain-actors-2";
 constexpr size_t kNameBytesMax = 255, kSignatureBytesMax = 64 << 10;
 
 absl::Status Malformed(absl::string_view what) { return absl::InvalidArgumentError(what); }
