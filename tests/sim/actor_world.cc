@@ -59,6 +59,7 @@ class ActorWorld::Ranks final : public actors::Gathering {
   bool late() const override { return false; }
   absl::Status AwaitNext(absl::Duration) override { return absl::UnimplementedError("likewise"); }
   void Report(uint64_t) override {}
+  void Note(const std::string& /*text*/) override {}
 
  private:
   const Process* const process_;
