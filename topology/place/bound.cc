@@ -17,22 +17,29 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
+#include <utility>
 
 namespace gtrain::topology {
 namespace {
 
 constexpr size_t kAxesMax = 6;
 
-// The least GB that leave a domain of `room` ranks, for each of them, along the axes of `subset`.
-double Rate(const Mesh& mesh, unsigned subset, double room) {
+using Shares = std::array<double, kAxesMax>;  // [axis]: weight of what it sends
+
+// The least GB that leave a domain of `room` ranks, for each of them, weighed by `shares`.
+double Rate(const Mesh& mesh, const Shares& shares, double room) {
   std::array<CutLaw, kAxesMax> laws;
   size_t count = 0;
   double fixed = 0, most = 1;
   for (size_t i = 0; i < mesh.axes.size(); ++i) {
-    if ((subset >> i & 1U) == 0 || mesh.axes[i].size <= 1) continue;
+    if (mesh.axes[i].size <= 1 || shares[i] <= 0) continue;
     laws[count] = CutLawOf(mesh.axes[i], room);
+    laws[count].fixed *= shares[i];
+    laws[count].per_piece *= shares[i];
     fixed += laws[count].fixed;
     most *= laws[count].extent_max;
     ++count;
@@ -68,29 +75,68 @@ Rooms RoomsOf(const Fabric& fabric, size_t level, const std::vector<int32_t>& us
   return rooms;
 }
 
-double Cut(const Mesh& mesh, unsigned subset, const Rooms& rooms) {
+double Cut(const Mesh& mesh, const Shares& shares, const Rooms& rooms) {
   double left = static_cast<double>(mesh.ranks()), cut = 0;
   for (const auto& [room, count] : rooms) {
     const double taken = std::min(left, static_cast<double>(room) * count);
-    cut += taken * Rate(mesh, subset, room);
+    cut += taken * Rate(mesh, shares, room);
     left -= taken;
     if (left <= 0) break;
   }
   return cut;
 }
 
-// The largest sum over levels of seconds[level][axes looked at there], each axis once.
-double Best(const std::vector<std::vector<double>>& seconds, unsigned subsets) {
-  std::vector<double> best(subsets, 0);
-  for (const std::vector<double>& of_level : seconds) {
-    std::vector<double> next = best;
-    for (unsigned all = 1; all < subsets; ++all) {
-      for (unsigned here = all; here != 0; here = (here - 1) & all)
-        next[all] = std::max(next[all], best[all ^ here] + of_level[here]);
-    }
-    best = std::move(next);
+// One level of the time: the slots' own links first, then those of domains.
+struct Tier {
+  Rooms rooms;  // of slots: empty
+  double gb_s = 0;
+};
+
+double SecondsOf(const Mesh& mesh, const Tier& tier, const Shares& shares) {
+  if (!tier.rooms.empty()) return Cut(mesh, shares, tier.rooms) / tier.gb_s;
+  double gb = 0;
+  for (size_t i = 0; i < mesh.axes.size(); ++i) {
+    const Axis& axis = mesh.axes[i];
+    const bool pair = axis.pattern == Pattern::kChain && axis.size == 2;
+    if (axis.size > 1) gb += shares[i] * (pair ? axis.gb / 2 : axis.gb);
   }
-  return best[subsets - 1];
+  return gb / tier.gb_s;
+}
+
+// Moves shares of one axis at a time from one tier to another while that raises the sum, in ever smaller
+// steps.
+double Climb(const Mesh& mesh, const std::vector<Tier>& tiers) {
+  std::vector<Shares> shares(tiers.size(), Shares{});
+  shares[0].fill(1);
+  std::vector<double> seconds;
+  for (size_t t = 0; t < tiers.size(); ++t) seconds.push_back(SecondsOf(mesh, tiers[t], shares[t]));
+  const auto move = [&](size_t axis, size_t from, size_t to, double step) {
+    step = std::min(step, shares[from][axis]);
+    if (step <= 0) return false;
+    Shares less = shares[from], more = shares[to];
+    less[axis] -= step;
+    more[axis] += step;
+    const double a = SecondsOf(mesh, tiers[from], less), b = SecondsOf(mesh, tiers[to], more);
+    if (a + b <= (seconds[from] + seconds[to]) * (1 + 1e-9)) return false;
+    shares[from] = less;
+    shares[to] = more;
+    seconds[from] = a;
+    seconds[to] = b;
+    return true;
+  };
+  for (const double step : {1.0, 0.5, 0.2, 0.1, 0.05, 0.02}) {
+    bool moved = true;
+    for (int round = 0; round < 8 && moved; ++round) {
+      moved = false;
+      for (size_t axis = 0; axis < mesh.axes.size(); ++axis) {
+        for (size_t from = 0; from < tiers.size(); ++from) {
+          for (size_t to = 0; to < tiers.size(); ++to)
+            moved = (from != to && mesh.axes[axis].size > 1 && move(axis, from, to, step)) || moved;
+        }
+      }
+    }
+  }
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
 }
 
 }  // namespace
@@ -98,33 +144,24 @@ double Best(const std::vector<std::vector<double>>& seconds, unsigned subsets) {
 Bound LowerBound(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& usable) {
   Bound bound;
   if (mesh.axes.size() > kAxesMax || usable.empty()) return bound;
-  const unsigned subsets = 1U << mesh.axes.size();
-  double fastest = 0, sent = 0;
-  for (const double speed : fabric.slot_gb_s) fastest = std::max(fastest, speed);
-  std::vector<std::vector<double>> seconds(1, std::vector<double>(subsets, 0));
-  for (unsigned subset = 1; subset < subsets; ++subset) {
-    for (size_t i = 0; i < mesh.axes.size(); ++i) {
-      const Axis& axis = mesh.axes[i];
-      if ((subset >> i & 1U) == 0 || axis.size <= 1) continue;
-      seconds[0][subset] +=
-          axis.pattern == Pattern::kChain && axis.size == 2 ? axis.gb / 2 / fastest : axis.gb / fastest;
-    }
-  }
+  Shares all;
+  all.fill(1);
+  double sent = 0;
   for (const Axis& axis : mesh.axes) {
     const double edges = axis.pattern == Pattern::kChain ? axis.size - 1.0 : axis.size;
     if (axis.size > 1) sent += axis.gb * edges / axis.size * static_cast<double>(mesh.ranks());
   }
   bound.total = sent * fabric.seconds_per_gb[0];
+  // The slowest slot decides, but a plan may leave that one out.
+  std::vector<Tier> tiers = {{{}, *std::ranges::max_element(fabric.slot_gb_s)}};
   for (size_t level = 0; level + 1 < fabric.levels.size(); ++level) {
-    double up_gb_s = 0;
-    const Rooms rooms = RoomsOf(fabric, level, usable, up_gb_s);
-    std::vector<double> of_level(subsets, 0);
-    for (unsigned subset = 1; subset < subsets; ++subset) of_level[subset] = Cut(mesh, subset, rooms);
-    bound.total += of_level[subsets - 1] * (fabric.seconds_per_gb[level + 1] - fabric.seconds_per_gb[level]);
-    for (double& gb : of_level) gb /= up_gb_s;
-    seconds.push_back(std::move(of_level));
+    Tier tier;
+    tier.rooms = RoomsOf(fabric, level, usable, tier.gb_s);
+    bound.total +=
+        Cut(mesh, all, tier.rooms) * (fabric.seconds_per_gb[level + 1] - fabric.seconds_per_gb[level]);
+    tiers.push_back(std::move(tier));
   }
-  bound.seconds = Best(seconds, subsets);
+  bound.seconds = Climb(mesh, tiers);
   return bound;
 }
 

@@ -276,7 +276,7 @@ Grid MakeGrid(const Mesh& mesh, const std::vector<int>& box) {
                           : axis.gb * lines;
     grid.sides.push_back({count, 1, axis.pattern, gb});
   }
-  int64_t stride = 1;
+  int32_t stride = 1;
   for (auto side = grid.sides.rbegin(); side != grid.sides.rend(); ++side) {
     side->stride = stride;
     stride *= side->size;

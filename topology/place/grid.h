@@ -16,29 +16,34 @@ inline constexpr size_t kGridAxesMax = 6;
 struct Grid {
   struct Side {
     int size = 1;
-    int64_t stride = 1;
+    int32_t stride = 1;
     Pattern pattern = Pattern::kRing;
     double gb = 0;  // on the edge between two neighbours, in the units of Axis::gb
   };
   std::vector<Side> sides;
-  int64_t units = 1;
+  int64_t units = 1;  // fewer than 2^31
 
-  int At(int64_t unit, const Side& side) const { return static_cast<int>(unit / side.stride % side.size); }
+  // Of 32 bits and without sign: the divisions are a good part of all that Bisect and Improve do.
+  static int At(int64_t unit, const Side& side) {
+    return static_cast<int>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(side.stride) %
+                            static_cast<uint32_t>(side.size));
+  }
   // Calls take(other, gb) for each unit that `unit` sends to or hears from.
   template <typename Take>
   void EachNeighbour(int64_t unit, const Take& take) const {
     for (const Side& side : sides) {
       const int at = At(unit, side);
-      const int64_t first = unit - at * side.stride;
+      const int64_t first = unit - int64_t{at} * side.stride;
       if (side.pattern == Pattern::kAllToAll) {
         for (int i = 0; i < side.size; ++i) {
-          if (i != at) take(first + i * side.stride, 2 * side.gb / (side.size - 1));
+          if (i != at) take(first + int64_t{i} * side.stride, 2 * side.gb / (side.size - 1));
         }
         continue;
       }
       const bool ring = side.pattern == Pattern::kRing;
-      if (at > 0 || ring) take(first + (at == 0 ? side.size - 1 : at - 1) * side.stride, side.gb);
-      if (at + 1 < side.size || ring) take(first + (at + 1 == side.size ? 0 : at + 1) * side.stride, side.gb);
+      if (at > 0 || ring) take(first + int64_t{at == 0 ? side.size - 1 : at - 1} * side.stride, side.gb);
+      if (at + 1 < side.size || ring)
+        take(first + int64_t{at + 1 == side.size ? 0 : at + 1} * side.stride, side.gb);
     }
   }
 };

@@ -3,6 +3,10 @@
 // (Bisect), and then improved by swaps. Inside of a unit the axes with the most traffic vary fastest, so that
 // islands of a machine get them whole and equal coordinates sit on equal rails.
 //
+// The bisection weighs a cut by its GB. The time of a step also depends on which links are busy anyway, so
+// several weights of the axes are tried and the best outcome is kept; for very large meshes the first alone
+// is.
+//
 // Work: O(units x log(units)) and O(ranks); the swaps are bounded by their number, not by time, so that equal
 // input gives equal output.
 #include <algorithm>
@@ -17,6 +21,7 @@ namespace gtrain::topology {
 namespace {
 
 constexpr int64_t kTriesPerUnit = 64;
+constexpr int64_t kRanksOfAllTries = 65'536;  // ranks x weights that are tried: bounds the time
 
 // Ranks of the mesh in a unit at the origin, in the order in which they take the slots of a place.
 std::vector<int64_t> RanksOfUnit(const Mesh& mesh, const std::vector<int>& box) {
@@ -44,41 +49,63 @@ int64_t FirstRank(const Mesh& mesh, const std::vector<int>& box, int64_t unit) {
   return rank;
 }
 
-std::vector<int32_t> PlaceBoxes(const Fabric& fabric, const Mesh& mesh, const std::vector<int>& box,
-                                const std::vector<int32_t>& usable) {
+// Weights for the sides of the grid, all 1 first; at most `count` of them.
+std::vector<std::vector<double>> Weights(size_t sides, size_t count) {
+  std::vector<std::vector<double>> weights = {std::vector<double>(sides, 1)};
+  for (const double factor : {0.5, 2.0, 0.25, 4.0}) {
+    for (size_t s = 0; s < sides && sides > 1 && weights.size() < count; ++s) {
+      weights.push_back(weights.front());
+      weights.back()[s] = factor;
+    }
+  }
+  return weights;
+}
+
+struct Best {
+  std::vector<int32_t> slot_of_rank;
+  double value = 0;
+  bool is_only = false;  // there will be no other to compare with
+};
+
+void PlaceBoxes(const Fabric& fabric, const Mesh& mesh, const std::vector<int>& box,
+                const std::vector<int32_t>& usable, Objective objective, Best& best) {
   const Grid grid = MakeGrid(mesh, box);
   const std::vector<int64_t> ranks = RanksOfUnit(mesh, box);
   const UnitPlaces places = MakePlaces(fabric, usable, static_cast<int>(ranks.size()), grid.units);
-  if (places.count() < grid.units) return {};
-  std::vector<int32_t> unit_at = Bisect(fabric, grid, places);
-  Improve(fabric, grid, places, kTriesPerUnit * grid.units, unit_at);
-  std::vector<int32_t> slot_of_rank(mesh.ranks());
-  for (int64_t place = 0; place < grid.units; ++place) {
-    const int64_t first = FirstRank(mesh, box, unit_at[place]);
-    for (size_t i = 0; i < ranks.size(); ++i)
-      slot_of_rank[first + ranks[i]] = places.slots[place * places.size + static_cast<int64_t>(i)];
+  if (places.count() < grid.units) return;
+  const size_t tries = static_cast<size_t>(std::max<int64_t>(1, kRanksOfAllTries / mesh.ranks()));
+  for (const std::vector<double>& weights : Weights(grid.sides.size(), tries)) {
+    Grid weighed = grid;
+    for (size_t s = 0; s < weights.size(); ++s) weighed.sides[s].gb *= weights[s];
+    std::vector<int32_t> unit_at = Bisect(fabric, weighed, places);
+    Improve(fabric, grid, places, kTriesPerUnit * grid.units, unit_at);
+    std::vector<int32_t> slot_of_rank(mesh.ranks());
+    for (int64_t place = 0; place < grid.units; ++place) {
+      const int64_t first = FirstRank(mesh, box, unit_at[place]);
+      for (size_t i = 0; i < ranks.size(); ++i)
+        slot_of_rank[first + ranks[i]] = places.slots[place * places.size + static_cast<int64_t>(i)];
+    }
+    if (best.is_only) {
+      best.slot_of_rank = std::move(slot_of_rank);
+      return;
+    }
+    const Cost cost = Evaluate(fabric, mesh, slot_of_rank);
+    const double value = objective == Objective::kSeconds ? cost.seconds : cost.total;
+    if (!best.slot_of_rank.empty() && value >= best.value) continue;
+    best.slot_of_rank = std::move(slot_of_rank);
+    best.value = value;
   }
-  return slot_of_rank;
 }
 
 }  // namespace
 
 std::vector<int32_t> PlaceMeshAware(const Fabric& fabric, const Mesh& mesh,
-                                    const std::vector<int32_t>& usable) {
-  std::vector<int32_t> best;
-  double best_seconds = 0;
+                                    const std::vector<int32_t>& usable, Objective objective) {
+  Best best;
   const std::vector<std::vector<int>> boxes = UnitBoxes(fabric, mesh, usable);
-  for (const std::vector<int>& box : boxes) {
-    std::vector<int32_t> slots = PlaceBoxes(fabric, mesh, box, usable);
-    if (slots.empty()) continue;
-    if (boxes.size() == 1) return slots;
-    const double seconds = Evaluate(fabric, mesh, slots).seconds;
-    if (best.empty() || seconds < best_seconds) {
-      best = std::move(slots);
-      best_seconds = seconds;
-    }
-  }
-  return best;
+  best.is_only = boxes.size() == 1 && mesh.ranks() * 2 > kRanksOfAllTries;
+  for (const std::vector<int>& box : boxes) PlaceBoxes(fabric, mesh, box, usable, objective, best);
+  return std::move(best.slot_of_rank);
 }
 
 }  // namespace gtrain::topology

@@ -18,8 +18,13 @@ std::vector<int32_t> PlaceContiguous(const Fabric& fabric, const Mesh& mesh,
 // A rank on each machine in turn, as `-map-by node` does.
 std::vector<int32_t> PlaceSpread(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& usable);
 
+// What is to be small: the predicted time of a step, or the sum of all transfers (Cost::total), which graph
+// mappers minimise and bench_placement compares.
+enum class Objective { kSeconds, kTotal };
+
 // Recursive bisection of the mesh along the domains, then local search.
 std::vector<int32_t> PlaceMeshAware(const Fabric& fabric, const Mesh& mesh,
-                                    const std::vector<int32_t>& usable);
+                                    const std::vector<int32_t>& usable,
+                                    Objective objective = Objective::kSeconds);
 
 }  // namespace gtrain::topology

@@ -11,18 +11,18 @@ namespace {
 
 struct Place {
   int32_t first = 0;  // slot
-  int32_t begin = 0;  // where its slots are in Draft::slots
+  int32_t begin = 0;  // where its slots are in Cuts::slots
   int32_t level = 0;  // of the domain that has all of them
 };
 
-struct Draft {
+struct Cuts {
   std::vector<int32_t> slots;
   std::vector<Place> places;
 };
 
 // One level up: what its domains can make of what those below left over.
 std::vector<int32_t> MakeOnLevel(const Fabric& fabric, int level, const std::vector<int32_t>& left, int size,
-                                 Draft& draft) {
+                                 Cuts& draft) {
   std::vector<int32_t> rest;
   for (size_t i = 0; i < left.size();) {
     const int32_t domain = fabric.domain[level][left[i]];
@@ -106,7 +106,7 @@ void EachBox(const Mesh& mesh, int room, std::vector<int>& box, int size,
 }  // namespace
 
 UnitPlaces MakePlaces(const Fabric& fabric, const std::vector<int32_t>& usable, int size, int64_t wanted) {
-  Draft draft;
+  Cuts draft;
   draft.slots.reserve(usable.size());
   std::vector<int32_t> left = usable;
   const int levels = static_cast<int>(fabric.levels.size());
