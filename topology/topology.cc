@@ -17,10 +17,27 @@ absl::Status Bad(const std::string& message) { return absl::InvalidArgumentError
 
 bool Speed(double value) { return std::isfinite(value) && value >= 0; }
 
+absl::Status BadShape(const Shape& shape, absl::string_view what) {
+  return Bad(absl::StrCat("kind of machine ", shape.name, ": ", what));
+}
+
+absl::Status CheckNvlink(const Shape& shape) {
+  absl::flat_hash_set<int> grouped;
+  for (const NvlinkGroup& group : shape.nvlink) {
+    if (!Speed(group.gb_s) || !Speed(group.us))
+      return BadShape(shape, "an nvlink group's gb_s or us is no speed");
+    for (const int gpu : group.gpus) {
+      if (gpu < 0 || gpu >= static_cast<int>(shape.gpus.size()))
+        return BadShape(shape, absl::StrCat("nvlink names GPU ", gpu, ", there are ", shape.gpus.size()));
+      if (!grouped.insert(gpu).second)
+        return BadShape(shape, absl::StrCat("GPU ", gpu, " is in two nvlink groups"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckShape(const Shape& shape) {
-  const auto say = [&](absl::string_view what) {
-    return Bad(absl::StrCat("kind of machine ", shape.name, ": ", what));
-  };
+  const auto say = [&](absl::string_view what) { return BadShape(shape, what); };
   const int numa_count = static_cast<int>(shape.numa.size());
   for (const size_t count : {shape.numa.size(), shape.gpus.size(), shape.nics.size()}) {
     if (count > kDevicesMax) return say("more than 1024 devices of one sort");
@@ -40,16 +57,7 @@ absl::Status CheckShape(const Shape& shape) {
   }
   if (!Speed(shape.pcie_gb_s) || !Speed(shape.socket_gb_s))
     return say("pcie_gb_s or socket_gb_s is no speed");
-  absl::flat_hash_set<int> grouped;
-  for (const NvlinkGroup& group : shape.nvlink) {
-    if (!Speed(group.gb_s) || !Speed(group.us)) return say("an nvlink group's gb_s or us is no speed");
-    for (const int gpu : group.gpus) {
-      if (gpu < 0 || gpu >= static_cast<int>(shape.gpus.size()))
-        return say(absl::StrCat("nvlink names GPU ", gpu, ", there are ", shape.gpus.size()));
-      if (!grouped.insert(gpu).second) return say(absl::StrCat("GPU ", gpu, " is in two nvlink groups"));
-    }
-  }
-  return absl::OkStatus();
+  return CheckNvlink(shape);
 }
 
 absl::Status CheckMachine(const Topology& topology, const Machine& machine) {

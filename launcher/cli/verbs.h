@@ -36,6 +36,7 @@ Verb CkptVerb();
 Verb DataVerb();
 Verb BenchVerb();
 Verb DoctorVerb();
+Verb TopologyVerb();
 Verb HeadVerb();
 Verb AgentVerb();
 Verb LocalWatchVerb();

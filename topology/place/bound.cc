@@ -103,41 +103,82 @@ double SecondsOf(const Mesh& mesh, const Tier& tier, const Shares& shares) {
   return gb / tier.gb_s;
 }
 
-// Moves shares of one axis at a time from one tier to another while that raises the sum, in ever smaller
-// steps.
-double Climb(const Mesh& mesh, const std::vector<Tier>& tiers) {
-  std::vector<Shares> shares(tiers.size(), Shares{});
-  shares[0].fill(1);
-  std::vector<double> seconds;
-  for (size_t t = 0; t < tiers.size(); ++t) seconds.push_back(SecondsOf(mesh, tiers[t], shares[t]));
-  const auto move = [&](size_t axis, size_t from, size_t to, double step) {
-    step = std::min(step, shares[from][axis]);
-    if (step <= 0) return false;
-    Shares less = shares[from], more = shares[to];
-    less[axis] -= step;
-    more[axis] += step;
-    const double a = SecondsOf(mesh, tiers[from], less), b = SecondsOf(mesh, tiers[to], more);
-    if (a + b <= (seconds[from] + seconds[to]) * (1 + 1e-9)) return false;
-    shares[from] = less;
-    shares[to] = more;
-    seconds[from] = a;
-    seconds[to] = b;
-    return true;
-  };
-  for (const double step : {1.0, 0.5, 0.2, 0.1, 0.05, 0.02}) {
-    bool moved = true;
-    for (int round = 0; round < 8 && moved; ++round) {
-      moved = false;
-      for (size_t axis = 0; axis < mesh.axes.size(); ++axis) {
-        for (size_t from = 0; from < tiers.size(); ++from) {
-          for (size_t to = 0; to < tiers.size(); ++to)
-            moved = (from != to && mesh.axes[axis].size > 1 && move(axis, from, to, step)) || moved;
+class Climber {
+ public:
+  Climber(const Mesh& mesh, const std::vector<Tier>& tiers) : mesh_(mesh), tiers_(tiers) {}
+
+  // Of some ways to begin with the best one, then moved.
+  double Run() {
+    // Alone every axis has its best bound on the slots' links. But axes that share domains bound each other
+    // there only if the one that would fill them has some share there, too.
+    size_t largest = 0;
+    for (size_t i = 0; i < mesh_.axes.size(); ++i) {
+      if (mesh_.axes[i].size > 1 && mesh_.axes[i].gb > mesh_.axes[largest].gb) largest = i;
+    }
+    std::vector<Shares> best;
+    double best_seconds = -1;
+    for (size_t tier = 0; tier < tiers_.size(); ++tier) {
+      for (const double part : {0.05, 0.1, 0.2, 0.35, 0.5, 1.0}) {
+        std::vector<Shares> shares(tiers_.size(), Shares{});
+        for (size_t i = 0; i < mesh_.axes.size(); ++i) {
+          const double here = i == largest ? part : 1;
+          shares[0][i] += 1 - here;
+          shares[tier][i] += here;
         }
+        Begin(std::move(shares));
+        if (Sum() <= best_seconds) continue;
+        best_seconds = Sum();
+        best = shares_;
       }
     }
+    Begin(std::move(best));
+    for (const double step : {0.5, 0.2, 0.1, 0.05, 0.02}) {
+      for (int round = 0; round < 8 && Round(step); ++round) {
+      }
+    }
+    return Sum();
   }
-  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
-}
+
+ private:
+  void Begin(std::vector<Shares> shares) {
+    shares_ = std::move(shares);
+    seconds_.clear();
+    for (size_t t = 0; t < tiers_.size(); ++t) seconds_.push_back(SecondsOf(mesh_, tiers_[t], shares_[t]));
+  }
+  double Sum() const { return std::accumulate(seconds_.begin(), seconds_.end(), 0.0); }
+
+  // Moves shares of one axis at a time from one tier to another where that raises the sum.
+  bool Round(double step) {
+    bool moved = false;
+    for (size_t axis = 0; axis < mesh_.axes.size(); ++axis) {
+      for (size_t from = 0; from < tiers_.size() && mesh_.axes[axis].size > 1; ++from) {
+        for (size_t to = 0; to < tiers_.size(); ++to)
+          moved = (from != to && Shift(axis, from, to, step)) || moved;
+      }
+    }
+    return moved;
+  }
+
+  bool Shift(size_t axis, size_t from, size_t to, double step) {
+    step = std::min(step, shares_[from][axis]);
+    if (step <= 0) return false;
+    Shares less = shares_[from], more = shares_[to];
+    less[axis] -= step;
+    more[axis] += step;
+    const double a = SecondsOf(mesh_, tiers_[from], less), b = SecondsOf(mesh_, tiers_[to], more);
+    if (a + b <= (seconds_[from] + seconds_[to]) * (1 + 1e-9)) return false;
+    shares_[from] = less;
+    shares_[to] = more;
+    seconds_[from] = a;
+    seconds_[to] = b;
+    return true;
+  }
+
+  const Mesh& mesh_;
+  const std::vector<Tier>& tiers_;
+  std::vector<Shares> shares_;  // [tier]
+  std::vector<double> seconds_;
+};
 
 }  // namespace
 
@@ -161,7 +202,7 @@ Bound LowerBound(const Fabric& fabric, const Mesh& mesh, const std::vector<int32
         Cut(mesh, all, tier.rooms) * (fabric.seconds_per_gb[level + 1] - fabric.seconds_per_gb[level]);
     tiers.push_back(std::move(tier));
   }
-  bound.seconds = Climb(mesh, tiers);
+  bound.seconds = Climber(mesh, tiers).Run();
   return bound;
 }
 

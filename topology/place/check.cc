@@ -39,16 +39,19 @@ std::vector<Message> SentBy(const Mesh& mesh, size_t axis, int64_t rank) {
   const Axis& a = mesh.axes[axis];
   const std::vector<int> at = CoordinatesOf(mesh, rank);
   std::vector<Message> messages;
-  for (int other = 0; other < a.size; ++other) {
-    double gb = 0;
-    if (a.pattern == Pattern::kRing && other == (at[axis] + 1) % a.size) gb = a.gb;
-    if (a.pattern == Pattern::kChain && std::abs(other - at[axis]) == 1) gb = a.gb / 2;
-    if (a.pattern == Pattern::kAllToAll && other != at[axis]) gb = a.gb / (a.size - 1);
-    if (gb <= 0 || other == at[axis]) continue;
+  const auto send = [&](int other, double gb) {
+    if (other < 0 || other >= a.size || other == at[axis]) return;
     std::vector<int> to = at;
     to[axis] = other;
     messages.push_back({rank, RankAt(mesh, to), gb});
+  };
+  if (a.pattern == Pattern::kRing) send((at[axis] + 1) % a.size, a.gb);
+  if (a.pattern == Pattern::kChain) {
+    send(at[axis] - 1, a.gb / 2);
+    send(at[axis] + 1, a.gb / 2);
   }
+  for (int other = 0; a.pattern == Pattern::kAllToAll && other < a.size; ++other)
+    send(other, a.gb / (a.size - 1));
   return messages;
 }
 

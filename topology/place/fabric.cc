@@ -233,7 +233,7 @@ void FillUnknown(const Level& children, Level& level, bool& assumed) {
       sum += children.up_gb_s[child];
     if (level.up_gb_s[d] <= 0) {
       level.up_gb_s[d] = sum / 2;
-      assumed = true;
+      assumed = assumed || level.count() > 1;  // nothing lies above the one that has everything
     }
     if (level.up_us[d] <= 0) level.up_us[d] = kLinkUs;
   }
@@ -274,7 +274,7 @@ void AddSwitchLevels(const Graph& graph, const std::vector<SwitchLevel>& switche
     AddLevel(std::move(level), fabric);
     FillUnknown(fabric.levels[fabric.levels.size() - 2], fabric.levels.back(), assumed);
   }
-  if (assumed && fabric.levels.back().count() > 1)
+  if (assumed)
     fabric.assumed.push_back("a switch whose uplinks have no gb_s has half of what comes up to it");
   if (fabric.levels.back().count() == 1) return;
   Level all;

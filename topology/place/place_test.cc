@@ -173,7 +173,7 @@ TEST(PlanTest, WhyAJobHasNoPlaceAndWhatWouldUnblockIt) {
   EXPECT_THAT(PrintPlan(topology, *fabric, request.mesh, plan, 8),
               HasSubstr("4 places of n2: excluded by where.exclude"));
   EXPECT_THAT(plan.unblocks, ::testing::Contains("dp: 1 instead of 4"));
-  EXPECT_THAT(plan.unblocks, ::testing::Contains("machines with 9 more places"));
+  EXPECT_THAT(plan.unblocks, ::testing::Contains("machines with 9 places more"));
 }
 
 TEST(PlanTest, LabelsAndTypesOfGpusChooseMachines) {

@@ -22,8 +22,9 @@ struct Refusal {
 Refusal RefusedMachine(const Machine& machine, const std::set<std::string>& excluded,
                        const PlanRequest& request) {
   if (!machine.unusable.empty())
-    return {absl::StrCat("unusable: ", machine.unusable), "that is over, and the topology says so"};
-  if (excluded.contains(machine.name)) return {"excluded by where.exclude", "where.exclude without them"};
+    return {absl::StrCat("unusable: ", machine.unusable), "these machines usable again"};
+  if (excluded.contains(machine.name))
+    return {"excluded by where.exclude", "where.exclude without these machines"};
   for (const auto& [key, value] : request.labels) {
     const auto it = machine.labels.find(key);
     if (it != machine.labels.end() && it->second == value) continue;
@@ -41,7 +42,7 @@ bool WantedModel(const std::string& model, const std::vector<std::string>& types
 
 Refusal RefusedSlot(const Shape& shape, const Fabric& fabric, int32_t slot, const PlanRequest& request) {
   const Slot& s = fabric.slots[slot];
-  if (s.broken) return {"a broken GPU", "the GPU is mended, and the topology says so"};
+  if (s.broken) return {"a broken GPU", "these GPUs mended"};
   for (int g = 0; g < fabric.gpus_per_slot; ++g) {
     const int gpu = fabric.gpus[static_cast<size_t>(slot) * fabric.gpus_per_slot + g];
     if (!WantedModel(gpu < 0 ? "" : shape.gpus[gpu].model, request.gpu_types))
@@ -60,17 +61,19 @@ std::string MeshText(const Mesh& mesh) {
                       "}");
 }
 
+std::string Counted(int64_t places) { return absl::StrCat(places, places == 1 ? " place" : " places"); }
+
 void ExplainNoRoom(const Fabric& fabric, const PlanRequest& request, int64_t usable, Plan& plan) {
   const int64_t needed = request.mesh.ranks() + request.spares;
-  plan.reason = absl::StrCat("needs ", needed, " places for mesh ", MeshText(request.mesh),
+  plan.reason = absl::StrCat("needs ", Counted(needed), " for mesh ", MeshText(request.mesh),
                              request.spares > 0 ? absl::StrCat(" and ", request.spares, " spares") : "",
                              "; the topology has ", fabric.size(), ", of which ", usable, " may be taken");
   for (const Obstacle& obstacle : plan.obstacles) {
-    plan.unblocks.push_back(
-        absl::StrCat(obstacle.remedy, ": ", obstacle.slots, " more places",
-                     usable + obstacle.slots >= needed ? "" : ", which is not enough alone"));
+    const bool enough = usable + obstacle.slots >= needed;
+    plan.unblocks.push_back(absl::StrCat(obstacle.remedy, " (", Counted(obstacle.slots), " more",
+                                         enough ? ")" : ", not enough alone)"));
   }
-  plan.unblocks.push_back(absl::StrCat("machines with ", needed - usable, " more places"));
+  plan.unblocks.push_back(absl::StrCat("machines with ", Counted(needed - usable), " more"));
   const auto dp = std::ranges::find(request.mesh.axes, "dp", &Axis::name);
   if (dp == request.mesh.axes.end()) return;
   const int64_t unit = request.mesh.ranks() / dp->size, fits = (usable - request.spares) / unit;

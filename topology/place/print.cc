@@ -64,7 +64,8 @@ std::string RankMap(const Topology& topology, const Fabric& fabric, const Mesh& 
 std::string NotPlaced(const Plan& plan) {
   std::string text = absl::StrCat("not placed: ", plan.reason, "\n");
   for (const Obstacle& o : plan.obstacles)
-    absl::StrAppend(&text, "  ", o.slots, " places of ", o.machines, ": ", o.constraint, "\n");
+    absl::StrAppend(&text, "  ", o.slots, o.slots == 1 ? " place of " : " places of ", o.machines, ": ",
+                    o.constraint, "\n");
   for (const std::string& unblock : plan.unblocks)
     absl::StrAppend(&text, "  would unblock it: ", unblock, "\n");
   return text;
@@ -102,7 +103,8 @@ std::string PrintPlan(const Topology& topology, const Fabric& fabric, const Mesh
     absl::StrAppend(&text, "rejected: ", c.policy, ", ", Seconds(c.cost.seconds),
                     absl::StrFormat(" (%.2f times as long)\n", c.cost.seconds / plan.cost.seconds));
   for (const Obstacle& o : plan.obstacles)
-    absl::StrAppend(&text, "left out: ", o.slots, " places of ", o.machines, ": ", o.constraint, "\n");
+    absl::StrAppend(&text, "left out: ", o.slots, o.slots == 1 ? " place of " : " places of ", o.machines,
+                    ": ", o.constraint, "\n");
   for (const std::string& assumed : fabric.assumed) absl::StrAppend(&text, "assumed: ", assumed, "\n");
   return text;
 }
