@@ -63,7 +63,7 @@ struct World {
 absl::StatusOr<World> MakeWorld(const Case& of, uint64_t seed, int spares) {
   World world;
   Rng rng(seed);
-  world.random = MakeFabric({of.kind, of.ranks, of.holes, false, spares}, rng);
+  world.random = topology::MakeFabric({of.kind, of.ranks, of.holes, false, spares}, rng);
   for (const int spare : world.random.spares) world.random.topology.machines[spare].unusable = "a spare";
   GT_ASSIGN_OR_RETURN(world.fabric, topology::Compile(world.random.topology));
   world.mesh = topology::BenchMesh(of.ranks);

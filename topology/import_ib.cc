@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "topology/builder.h"
@@ -60,12 +61,17 @@ struct Found {
   std::map<std::pair<std::string, std::string>, double> cables;  // ids, the smaller first
 };
 
+// Descriptions are free text; names are not.
+std::string Cleaned(absl::string_view text) {
+  return absl::StrReplaceAll(text, {{" ", "_"}, {",", "_"}, {"=", "_"}, {"[", "_"}, {"]", "_"}, {"#", "_"}});
+}
+
 // "MF0;leaf0:MQM8700/U1" is leaf0; what has no such form is a switch by its id.
 std::string SwitchName(absl::string_view description, absl::string_view id) {
   const size_t semicolon = description.find(';');
   if (semicolon == absl::string_view::npos) return std::string(id);
   description.remove_prefix(semicolon + 1);
-  return std::string(description.substr(0, description.find(':')));
+  return Cleaned(description.substr(0, description.find(':')));
 }
 
 absl::Status TakeRow(absl::string_view row, const std::string& own, Builder& builder, Found& found) {
@@ -84,7 +90,7 @@ absl::Status TakeRow(absl::string_view row, const std::string& own, Builder& bui
   if (!absl::StartsWith(peer, "H-")) return absl::OkStatus();  // a router
   const std::vector<std::string> words =
       absl::StrSplit(description, absl::ByAnyChar(" \t"), absl::SkipEmpty());
-  const std::string host = words.empty() ? peer : words[0];
+  const std::string host = words.empty() ? peer : Cleaned(words[0]);
   found.machines[host].push_back(
       {words.size() > 1 ? words[1] : absl::StrCat("port", found.machines[host].size()),
        builder.Switch(found.switch_names.at(own)), gb_s});

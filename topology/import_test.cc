@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "base/rng.h"
+
 namespace gtrain::topology {
 namespace {
 
@@ -78,6 +82,24 @@ TEST(ImportTest, WrongRowsOfIbnetdiscoverAreNamed) {
               HasSubstr("ib.txt:1: this row"));
   EXPECT_THAT(Shown(ImportIbnetdiscover("nothing\n", "ib.txt", ShapeOfOneSlot())),
               HasSubstr("no switch with an adapter"));
+}
+
+TEST(ImportTest, DamagedInputIsRefusedOrValid) {
+  Rng rng(11);
+  constexpr char kSlurm[] =
+      "SwitchName=s0 Nodes=tux[0-3]\nSwitchName=s1 Nodes=tux[4-7]\nSwitchName=s4 Switches=s[0-1]\n";
+  for (int i = 0; i < 3000; ++i) {
+    for (const auto& [good, import] : {std::pair(absl::string_view(kIb), &ImportIbnetdiscover),
+                                       std::pair(absl::string_view(kSlurm), &ImportSlurm),
+                                       std::pair(absl::string_view("a /x/y\nb /x/z\n"), &ImportPaths)}) {
+      std::string text(good);
+      for (int n = 0; n < 3; ++n) text[rng.Below(text.size())] = "S-H\"[]#,=/0 \n"[rng.Below(13)];
+      const absl::StatusOr<Topology> topology = import(text, "f", ShapeOfOneSlot());
+      if (topology.ok()) {
+        EXPECT_EQ(Validate(*topology), absl::OkStatus());
+      }
+    }
+  }
 }
 
 TEST(ImportTest, RacksAsPaths) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/rng.h"
 #include "topology/json_lines.h"
 
 namespace gtrain::topology {
@@ -82,6 +83,38 @@ TEST(JsonTest, OddDocumentsAreRefused) {
   for (const std::string text :
        {"", "[]", "null", "{", "{\"gtrain_topology\": 1, \"machines\": {}}", "\"x\""})
     EXPECT_FALSE(ParseTopology(text, "f.json").ok()) << text;
+}
+
+// Bytes of a good file changed at random: an answer comes, and what is taken is valid.
+TEST(JsonTest, DamagedFilesAreRefusedOrValid) {
+  Rng rng(7);
+  for (int i = 0; i < 3000; ++i) {
+    std::string text = kSmall;
+    for (uint64_t n = 0; n <= rng.Below(3); ++n) {
+      const size_t at = rng.Below(text.size());
+      if (rng.Chance(0.3)) {
+        text.erase(at, rng.Below(20));
+      } else {
+        text[at] = "0123456789-[]{},:\"x\n"[rng.Below(20)];
+      }
+      if (text.empty()) break;
+    }
+    const absl::StatusOr<Topology> topology = ParseTopology(text, "f.json");
+    if (topology.ok()) {
+      EXPECT_EQ(Validate(*topology), absl::OkStatus());
+    }
+  }
+}
+
+TEST(JsonTest, NamesAreOneWord) {
+  for (const std::string name : {"", "a b", "a#", "a,b", "a=b", "a[1]", "a\n"}) {
+    Topology topology = *ParseTopology(kSmall, "small.json");
+    topology.machines[0].name = name;
+    EXPECT_THAT(Validate(topology).message(), HasSubstr("that is no name")) << name;
+    topology = *ParseTopology(kSmall, "small.json");
+    topology.switches[0].name = name;
+    EXPECT_THAT(Validate(topology).message(), HasSubstr("that is no name")) << name;
+  }
 }
 
 TEST(JsonTest, DescribeNamesWhatThereIs) {

@@ -15,6 +15,13 @@ namespace {
 
 absl::Status Bad(const std::string& message) { return absl::InvalidArgumentError(message); }
 
+// What a hostlist, a rankfile and a table take as one word.
+bool IsName(absl::string_view name) {
+  return !name.empty() && name.size() <= 255 && std::ranges::all_of(name, [](char c) {
+    return c > ' ' && c < 127 && absl::string_view(",=[]\"#").find(c) == absl::string_view::npos;
+  });
+}
+
 bool Speed(double value) { return std::isfinite(value) && value >= 0; }
 
 absl::Status BadShape(const Shape& shape, absl::string_view what) {
@@ -108,10 +115,13 @@ std::string DescribeShape(const Shape& shape) {
     absl::StrAppend(&text, "  GPU ", PrintNumbers(gpus), ": ", model, "\n");
   for (const NvlinkGroup& group : shape.nvlink)
     absl::StrAppend(&text, "  NVLink: GPU ", PrintNumbers(group.gpus), ", ", Speeds(group.gb_s), "\n");
+  std::map<std::string, std::vector<std::string>> nics;
   for (const Nic& nic : shape.nics) {
-    absl::StrAppend(&text, "  NIC ", nic.name, ": ", Speeds(nic.gb_s),
-                    nic.numa >= 0 ? absl::StrCat(" on NUMA node ", nic.numa) : "", "\n");
+    const std::string place = nic.numa >= 0 ? absl::StrCat(" on NUMA node ", nic.numa) : "";
+    nics[absl::StrCat(Speeds(nic.gb_s), place)].push_back(nic.name);
   }
+  for (const auto& [what, names] : nics)
+    absl::StrAppend(&text, "  NIC ", PrintHostlist(names), ": ", what, "\n");
   return text;
 }
 
@@ -154,12 +164,14 @@ absl::Status Validate(const Topology& topology) {
   absl::flat_hash_set<absl::string_view> names;
   for (const Machine& machine : topology.machines) {
     GT_RETURN_IF_ERROR(CheckMachine(topology, machine));
-    if (machine.name.empty() || !names.insert(machine.name).second)
-      return Bad(absl::StrCat("machine \"", machine.name, "\" is there twice or has no name"));
+    if (!IsName(machine.name)) return Bad(absl::StrCat("machine \"", machine.name, "\": that is no name"));
+    if (!names.insert(machine.name).second)
+      return Bad(absl::StrCat("machine ", machine.name, " is there twice"));
   }
   for (const Switch& sw : topology.switches) {
-    if (sw.name.empty() || !names.insert(sw.name).second)
-      return Bad(absl::StrCat("switch \"", sw.name, "\" has no name, or another machine or switch has it"));
+    if (!IsName(sw.name)) return Bad(absl::StrCat("switch \"", sw.name, "\": that is no name"));
+    if (!names.insert(sw.name).second)
+      return Bad(absl::StrCat("switch ", sw.name, ": another machine or switch has that name"));
   }
   for (const Link& link : topology.links) {
     GT_RETURN_IF_ERROR(CheckEnd(topology, link.from));

@@ -193,7 +193,7 @@ Bound LowerBound(const Fabric& fabric, const Mesh& mesh, const std::vector<int32
     if (axis.size > 1) sent += axis.gb * edges / axis.size * static_cast<double>(mesh.ranks());
   }
   bound.total = sent * fabric.seconds_per_gb[0];
-  // The slowest slot decides, but a plan may leave that one out.
+  // The slowest slot decides, but a plan may leave all but the fastest ones out.
   std::vector<Tier> tiers = {{{}, *std::ranges::max_element(fabric.slot_gb_s)}};
   for (size_t level = 0; level + 1 < fabric.levels.size(); ++level) {
     Tier tier;

@@ -87,9 +87,7 @@ Recount Recompute(const Fabric& fabric, const Mesh& mesh, size_t axis, const std
       sums.latency_us = std::max(sums.latency_us, hops * fabric.us[level]);
     }
   }
-  // The slowest slot of the fabric is assumed to be one of the plan's.
-  const double slowest_slot = *std::ranges::min_element(fabric.slot_gb_s);
-  for (const auto& [slot, gb] : sent) sums.slowest = std::max(sums.slowest, gb / slowest_slot);
+  for (const auto& [slot, gb] : sent) sums.slowest = std::max(sums.slowest, gb / fabric.slot_gb_s[slot]);
   for (const auto& [key, gb] : load)
     sums.slowest = std::max(sums.slowest, gb / fabric.levels[std::get<0>(key)].up_gb_s[std::get<1>(key)]);
   return sums;

@@ -41,9 +41,8 @@ class Sums {
     in_[level][domain] += leaving;
   }
 
-  void Finish(double per_slot_gb, AxisCost& cost) const {
-    double slowest = fabric_.slot_gb_s[0];
-    for (const double speed : fabric_.slot_gb_s) slowest = std::min(slowest, speed);
+  // `slowest`: GB/s of the slowest slot that has a rank.
+  void Finish(double per_slot_gb, double slowest, AxisCost& cost) const {
     cost.seconds = per_slot_gb / slowest;
     cost.link_gb = per_slot_gb;
     cost.level = -1;
@@ -129,8 +128,10 @@ AxisCost CostOf(const Fabric& fabric, const Mesh& mesh, size_t index, const std:
       sums.Edge(group[i], group[i + 1], ring ? axis.gb : axis.gb / 2, ring ? 0 : axis.gb / 2);
     if (ring) sums.Edge(group[axis.size - 1], group[0], axis.gb, 0);
   });
+  double slowest = fabric.slot_gb_s[slots[0]];
+  for (const int32_t slot : slots) slowest = std::min(slowest, fabric.slot_gb_s[slot]);
   const bool pair = axis.pattern == Pattern::kChain && axis.size == 2;
-  sums.Finish(pair ? axis.gb / 2 : axis.gb, cost);
+  sums.Finish(pair ? axis.gb / 2 : axis.gb, slowest, cost);
   const int messages = axis.pattern == Pattern::kRing ? 2 * (axis.size - 1) : 1;
   cost.latency_seconds = messages * fabric.us[sums.highest] * 1e-6;
   cost.seconds += cost.latency_seconds;

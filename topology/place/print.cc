@@ -80,9 +80,11 @@ std::string PrintPlan(const Topology& topology, const Fabric& fabric, const Mesh
   absl::StrAppend(&text, RankMap(topology, fabric, mesh, plan, ranks_max));
   for (const int32_t slot : plan.spare_slots)
     absl::StrAppend(&text, "  spare   ", PlaceText(topology, fabric, slot), "\n");
-  absl::StrAppend(&text, "predicted communication of a step: ", Seconds(plan.cost.seconds),
-                  "; no placement is below ", Seconds(plan.bound.seconds),
-                  absl::StrFormat(" (gap %.1f %%)\n", (plan.cost.seconds / plan.bound.seconds - 1) * 100));
+  absl::StrAppend(&text, "predicted communication of a step: ", Seconds(plan.cost.seconds));
+  if (plan.bound.seconds > 0)
+    absl::StrAppend(&text, "; no placement is below ", Seconds(plan.bound.seconds),
+                    absl::StrFormat(" (gap %.1f %%)", (plan.cost.seconds / plan.bound.seconds - 1) * 100));
+  absl::StrAppend(&text, "\n");
   size_t slowest = 0;
   for (size_t a = 0; a < mesh.axes.size(); ++a) {
     if (plan.cost.axes[a].seconds > plan.cost.axes[slowest].seconds) slowest = a;
@@ -101,7 +103,8 @@ std::string PrintPlan(const Topology& topology, const Fabric& fabric, const Mesh
                                            plan.cost.same_rail * 100));
   for (const Candidate& c : plan.rejected)
     absl::StrAppend(&text, "rejected: ", c.policy, ", ", Seconds(c.cost.seconds),
-                    absl::StrFormat(" (%.2f times as long)\n", c.cost.seconds / plan.cost.seconds));
+                    absl::StrFormat(" (%.2f times as long)\n",
+                                    plan.cost.seconds > 0 ? c.cost.seconds / plan.cost.seconds : 1));
   for (const Obstacle& o : plan.obstacles)
     absl::StrAppend(&text, "left out: ", o.slots, o.slots == 1 ? " place of " : " places of ", o.machines,
                     ": ", o.constraint, "\n");
