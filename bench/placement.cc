@@ -174,11 +174,11 @@ absl::StatusOr<Mapped> MapByScotch(const World& world, const std::string& folder
   const std::vector<absl::string_view> words =
       absl::StrSplit(text, absl::ByAnyChar(" \t\n"), absl::SkipEmpty());
   for (size_t i = 1; i + 1 < words.size(); i += 2) {
-    size_t rank = 0;
-    int32_t slot = 0;
-    if (!absl::SimpleAtoi(words[i], &rank) || !absl::SimpleAtoi(words[i + 1], &slot) || rank >= slots.size())
+    size_t rank = 0, place = 0;  // a place is an index into the list of the target's "sub"
+    if (!absl::SimpleAtoi(words[i], &rank) || !absl::SimpleAtoi(words[i + 1], &place) ||
+        rank >= slots.size() || place >= world.usable.size())
       return absl::InternalError("scotch_gmap wrote a mapping that is none");
-    slots[rank] = slot;
+    slots[rank] = world.usable[place];
   }
   GT_ASSIGN_OR_RETURN(mapped.cost, CheckedCost(world, slots));
   GT_ASSIGN_OR_RETURN(const Cost sorted, CheckedCost(world, SortedInMachines(world, slots)));

@@ -10,13 +10,19 @@
 // A unit that gains nothing by itself is never the first of a swap, which leaves out nearly all of them at
 // once.
 //
+// Anneal: holes leave no box whole, and then swaps that only gain end far above the best. It is for meshes
+// small enough that its thousands of steps a unit take some tens of milliseconds.
+//
 // Rejected: ordering all units on a space-filling curve. On clean trees it equals this where all sizes are
 // powers of two, and is worse elsewhere.
 #include "topology/place/grid.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
+
+#include "base/rng.h"
 
 namespace gtrain::topology {
 namespace {
@@ -198,7 +204,40 @@ class Search {
     return swapped;
   }
 
+  void Anneal(int64_t steps) {
+    std::vector<std::pair<int64_t, int64_t>> range(fabric_.levels[level()].count(),
+                                                   {0, 0});  // places of domains
+    for (int64_t place = grid_.units; place-- > 0;) {
+      auto& [first, end] = range[DomainOf(place)];
+      if (end == 0) end = place + 1;
+      first = place;
+    }
+    double gb = 0;
+    for (const Grid::Side& side : grid_.sides) gb = std::max(gb, side.gb);
+    const double hottest = kHottest * gb * fabric_.seconds_per_gb.back();
+    Rng rng(1);
+    std::vector<int64_t> near;
+    for (int64_t step = 0; step < steps; ++step) {
+      const double done = static_cast<double>(step) / static_cast<double>(steps);
+      const double heat = hottest * std::pow(kColdest / kHottest, done);
+      const auto unit = static_cast<int32_t>(rng.Below(static_cast<uint64_t>(grid_.units)));
+      near.clear();
+      grid_.EachNeighbour(unit, [&](int64_t other, double) { near.push_back(other); });
+      const int32_t domain = DomainOf(place_of_[near[rng.Below(near.size())]]);
+      const int64_t place = place_of_[unit];
+      if (domain == DomainOf(place)) continue;
+      const auto [first, end] = range[domain];
+      const int64_t other = first + static_cast<int64_t>(rng.Below(static_cast<uint64_t>(end - first)));
+      const int32_t partner = unit_at_[other];
+      const double before = CostAt(unit, place, -1, 0) + CostAt(partner, other, -1, 0);
+      const double after = CostAt(unit, other, partner, place) + CostAt(partner, place, unit, other);
+      if (after > before && rng.Unit() >= std::exp((before - after) / heat)) continue;
+      Swap(place, other);
+    }
+  }
+
  private:
+  static constexpr double kHottest = 0.5, kColdest = 0.02;  // of the most that an edge costs
   static constexpr int64_t kPartnersMax = 64;
   static constexpr double kGainMin = 1e-9;
 
@@ -244,11 +283,14 @@ class Search {
       best_place = other;
     }
     if (best_place < 0) return false;
-    const int32_t partner = unit_at_[best_place];
-    std::swap(unit_at_[place], unit_at_[best_place]);
-    place_of_[unit] = static_cast<int32_t>(best_place);
-    place_of_[partner] = static_cast<int32_t>(place);
+    Swap(place, best_place);
     return true;
+  }
+
+  void Swap(int64_t a, int64_t b) {
+    std::swap(unit_at_[a], unit_at_[b]);
+    place_of_[unit_at_[a]] = static_cast<int32_t>(a);
+    place_of_[unit_at_[b]] = static_cast<int32_t>(b);
   }
 
   const Fabric& fabric_;
@@ -286,6 +328,11 @@ Grid MakeGrid(const Mesh& mesh, const std::vector<int>& box) {
 
 std::vector<int32_t> Bisect(const Fabric& fabric, const Grid& grid, const UnitPlaces& places) {
   return Bisection(fabric, grid, places).Run();
+}
+
+void Anneal(const Fabric& fabric, const Grid& grid, const UnitPlaces& places, int64_t steps,
+            std::vector<int32_t>& unit_at) {
+  if (!grid.sides.empty()) Search(fabric, grid, places, unit_at).Anneal(steps);
 }
 
 void Improve(const Fabric& fabric, const Grid& grid, const UnitPlaces& places, int64_t tries_max,

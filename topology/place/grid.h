@@ -50,6 +50,11 @@ struct Grid {
 
 Grid MakeGrid(const Mesh& mesh, const std::vector<int>& box);
 
+// Swaps units at random, at first also where that costs something, less and less so (simulated annealing),
+// `steps` times. What it leaves is for Improve. Equal arguments give equal results.
+void Anneal(const Fabric& fabric, const Grid& grid, const UnitPlaces& places, int64_t steps,
+            std::vector<int32_t>& unit_at);
+
 // [place]: the unit that goes there. As many places as units.
 std::vector<int32_t> Bisect(const Fabric& fabric, const Grid& grid, const UnitPlaces& places);
 

@@ -21,6 +21,7 @@ namespace gtrain::topology {
 namespace {
 
 constexpr int64_t kTriesPerUnit = 64;
+constexpr int64_t kRanksToAnneal = 16'384, kStepsPerUnit = 1'000, kStepsMax = 400'000;
 constexpr int64_t kRanksOfAllTries = 65'536;  // ranks x weights that are tried: bounds the time
 
 // Ranks of the mesh in a unit at the origin, in the order in which they take the slots of a place.
@@ -61,39 +62,59 @@ std::vector<std::vector<double>> Weights(size_t sides, size_t count) {
   return weights;
 }
 
-struct Best {
-  std::vector<int32_t> slot_of_rank;
-  double value = 0;
-  bool is_only = false;  // there will be no other to compare with
+class Best {
+ public:
+  // `is_only`: there will be no other, so nobody needs to know what it costs.
+  Best(Objective objective, bool is_only) : objective_(objective), is_only_(is_only) {}
+
+  void Offer(const Fabric& fabric, const Mesh& mesh, std::vector<int32_t> slot_of_rank) {
+    double value = 0;
+    if (!is_only_) {
+      const Cost cost = Evaluate(fabric, mesh, slot_of_rank);
+      value = objective_ == Objective::kSeconds ? cost.seconds : cost.total;
+    }
+    if (!slot_of_rank_.empty() && value >= value_) return;
+    slot_of_rank_ = std::move(slot_of_rank);
+    value_ = value;
+  }
+  std::vector<int32_t> Take() { return std::move(slot_of_rank_); }
+
+ private:
+  const Objective objective_;
+  const bool is_only_;
+  std::vector<int32_t> slot_of_rank_;
+  double value_ = 0;
 };
 
+std::vector<int32_t> SlotsOf(const Mesh& mesh, const std::vector<int>& box, const std::vector<int64_t>& ranks,
+                             const UnitPlaces& places, const std::vector<int32_t>& unit_at) {
+  std::vector<int32_t> slot_of_rank(mesh.ranks());
+  for (int64_t place = 0; place < static_cast<int64_t>(unit_at.size()); ++place) {
+    const int64_t first = FirstRank(mesh, box, unit_at[place]);
+    for (size_t i = 0; i < ranks.size(); ++i)
+      slot_of_rank[first + ranks[i]] = places.slots[place * places.size + static_cast<int64_t>(i)];
+  }
+  return slot_of_rank;
+}
+
 void PlaceBoxes(const Fabric& fabric, const Mesh& mesh, const std::vector<int>& box,
-                const std::vector<int32_t>& usable, Objective objective, Best& best) {
+                const std::vector<int32_t>& usable, Best& best) {
   const Grid grid = MakeGrid(mesh, box);
   const std::vector<int64_t> ranks = RanksOfUnit(mesh, box);
   const UnitPlaces places = MakePlaces(fabric, usable, static_cast<int>(ranks.size()), grid.units);
   if (places.count() < grid.units) return;
   const size_t tries = static_cast<size_t>(std::max<int64_t>(1, kRanksOfAllTries / mesh.ranks()));
-  for (const std::vector<double>& weights : Weights(grid.sides.size(), tries)) {
+  const std::vector<std::vector<double>> all = Weights(grid.sides.size(), tries);
+  for (const std::vector<double>& weights : all) {
     Grid weighed = grid;
     for (size_t s = 0; s < weights.size(); ++s) weighed.sides[s].gb *= weights[s];
     std::vector<int32_t> unit_at = Bisect(fabric, weighed, places);
     Improve(fabric, grid, places, kTriesPerUnit * grid.units, unit_at);
-    std::vector<int32_t> slot_of_rank(mesh.ranks());
-    for (int64_t place = 0; place < grid.units; ++place) {
-      const int64_t first = FirstRank(mesh, box, unit_at[place]);
-      for (size_t i = 0; i < ranks.size(); ++i)
-        slot_of_rank[first + ranks[i]] = places.slots[place * places.size + static_cast<int64_t>(i)];
-    }
-    if (best.is_only) {
-      best.slot_of_rank = std::move(slot_of_rank);
-      return;
-    }
-    const Cost cost = Evaluate(fabric, mesh, slot_of_rank);
-    const double value = objective == Objective::kSeconds ? cost.seconds : cost.total;
-    if (!best.slot_of_rank.empty() && value >= best.value) continue;
-    best.slot_of_rank = std::move(slot_of_rank);
-    best.value = value;
+    best.Offer(fabric, mesh, SlotsOf(mesh, box, ranks, places, unit_at));
+    if (mesh.ranks() > kRanksToAnneal || &weights != &all.front()) continue;
+    Anneal(fabric, grid, places, std::min(kStepsPerUnit * grid.units, kStepsMax), unit_at);
+    Improve(fabric, grid, places, kTriesPerUnit * grid.units, unit_at);
+    best.Offer(fabric, mesh, SlotsOf(mesh, box, ranks, places, unit_at));
   }
 }
 
@@ -101,11 +122,10 @@ void PlaceBoxes(const Fabric& fabric, const Mesh& mesh, const std::vector<int>& 
 
 std::vector<int32_t> PlaceMeshAware(const Fabric& fabric, const Mesh& mesh,
                                     const std::vector<int32_t>& usable, Objective objective) {
-  Best best;
   const std::vector<std::vector<int>> boxes = UnitBoxes(fabric, mesh, usable);
-  best.is_only = boxes.size() == 1 && mesh.ranks() * 2 > kRanksOfAllTries;
-  for (const std::vector<int>& box : boxes) PlaceBoxes(fabric, mesh, box, usable, objective, best);
-  return std::move(best.slot_of_rank);
+  Best best(objective, boxes.size() == 1 && mesh.ranks() * 2 > kRanksOfAllTries);
+  for (const std::vector<int>& box : boxes) PlaceBoxes(fabric, mesh, box, usable, best);
+  return best.Take();
 }
 
 }  // namespace gtrain::topology
