@@ -37,6 +37,7 @@ Verb CkptVerb();
 Verb DataVerb();
 Verb BenchVerb();
 Verb DoctorVerb();
+Verb TopologyVerb();
 Verb HeadVerb();
 Verb AgentVerb();
 Verb LocalWatchVerb();
