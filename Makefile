@@ -9,7 +9,7 @@
 #   make check    format, lint, layers, shape, headers, PURE targets, banned calls, fault ids, bazel parity, mutants still fit
 #   make mutants  plants each mutant of tests/mutants, says which gate catches it
 #   make soak     minutes of faults on real processes; GTRAIN_SOAK_SECONDS=N shortens the ten minutes of head kills
-#   make sim      20,000 seeds of the simulated cluster, at most 60 minutes; build/sim/report.txt
+#   make sim      20,000 seeds of the simulated cluster, at most 60 minutes, and 5,000 of jobs of actors, at most 30; build/sim/*.txt
 #   make goodput  a recorded spot trace of 395 h in the simulator: jobs in place beside jobs that restart; twenty minutes
 #   make powercut 300 power cuts under load on a loop-mounted ext4 (root); ARGS="--cuts N --workers N --seed N"
 #   make bench    every build/bin/bench_* with --quick; JSON under build/bench/
@@ -82,6 +82,8 @@ sim: install
 	@cmake --build build --parallel $(JOBS) --target gtrain-sim
 	@mkdir -p build/sim
 	build/bin/gtrain-sim --scenario tests/sim/scenarios --seeds 1..20000 --jobs 2 --minutes 60 --report build/sim/report.txt $(ARGS)
+	build/bin/gtrain-sim --actors --seeds 1..5000 --jobs 2 --minutes 30 --report build/sim/actors.txt
+	build/bin/gtrain-sim --fleet
 
 powercut: build
 	build/tests/power_cuts --gtrain build/bin/gtrain $(ARGS)

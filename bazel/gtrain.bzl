@@ -3,7 +3,7 @@
 _COPTS = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-missing-field-initializers"]
 
 # As in CMake any folder may include any header of the tree; tools/layers.txt says which ones it should.
-_HEADERS = ["base", "job", "net", "launcher", "runtime/core", "runtime/port", "comm", "checkpoint", "sharding", "include"]
+_HEADERS = ["base", "job", "net", "launcher", "runtime/core", "runtime/port", "comm", "checkpoint", "sharding", "topology", "include"]
 
 def gtrain_headers(name):
     native.cc_library(

@@ -14,7 +14,7 @@ shift || true
 tree=bazel/.work/tree
 rm -rf "$tree"
 mkdir -p "$tree"
-for entry in base sharding runtime launcher comm checkpoint include tests bazel; do
+for entry in base sharding runtime launcher comm checkpoint topology include tests bazel; do
   if [ -e "$entry" ]; then ln -s "$root/$entry" "$tree/$entry"; fi
 done
 ln -s "$root/bazel/WORKSPACE" "$tree/WORKSPACE"

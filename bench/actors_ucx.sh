@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
-# A peer of bench_actors: round trips of UCX's active messages over shared memory, 8 bytes each way, by
-# ucx_perftest (Debian's ucx-utils). Each line "KIND COUNT" is answered with the seconds that COUNT of them took.
+# A peer of bench_actors: active messages of UCX by ucx_perftest (Debian's ucx-utils). Orders (orders.h) on standard input; $1: the
+# transports (UCX_TLS). sync: round trips of 8 bytes each way; windowed, wide: so many messages of 8 bytes, one way, without an
+# answer; large: of 1 MiB.
 set -u
-export UCX_TLS=sm,self UCX_LOG_LEVEL=error
-while read -r _ count; do
-  port=$((20000 + RANDOM % 10000))
-  ucx_perftest -t ucp_am_lat -s 8 -n "$count" -p "$port" >/dev/null 2>&1 &
+export UCX_TLS=$1 UCX_LOG_LEVEL=error
+while read -r kind count; do
+  case $kind in
+    sync) test=ucp_am_lat bytes=8 ways=2 warm=1000 ;;
+    large) test=ucp_am_bw bytes=1048576 ways=1 warm=10 ;;
+    *) test=ucp_am_bw bytes=8 ways=1 warm=1000 ;;
+  esac
+  words=(-t "$test" -s "$bytes" -n "$count" -w "$warm" -p $((20000 + RANDOM % 10000)))
+  ucx_perftest "${words[@]}" >/dev/null 2>&1 &
   seconds=
   for ((tries = 0; tries < 50 && ${#seconds} == 0; ++tries)); do  # until it listens
     sleep 0.1
-    # The last row: iterations, then microseconds one way: median, average, of all of them.
-    seconds=$(ucx_perftest localhost -t ucp_am_lat -s 8 -n "$count" -p "$port" 2>/dev/null |
-      awk -v count="$count" '/^Final:/ {printf "%.9f", $5 * 2e-6 * count}')
+    # The last row: iterations, then microseconds of one message one way: median, average, of all of them.
+    seconds=$(ucx_perftest localhost "${words[@]}" 2>/dev/null |
+      awk -v count="$count" -v ways="$ways" '/^Final:/ {printf "%.9f", $5 * ways * 1e-6 * count}')
   done
   kill %% 2>/dev/null
   wait

@@ -1,19 +1,23 @@
 // A peer of bench_actors: an echo between two processes over ZeroMQ's own sockets with CURVE on TCP, one
-// message a call and one back, as a program would do by hand. Lines and answers as those of actors_calls:
-// sync, windowed, wide, large.
+// message a call and one back, as a program would do by hand. Orders (orders.h) on standard input: sync,
+// windowed, wide, large, tail.
 #include <sys/prctl.h>
 #include <unistd.h>
 #include <zmq.h>
 
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <iostream>
-#include <string>
 #include <vector>
 
+#include "bench/orders.h"
+
 namespace {
+
+using gtrain::bench::Figures;
+using gtrain::bench::Order;
 
 // What a small call of an actor has in its frame, about.
 constexpr size_t kSmall = 48;
@@ -35,8 +39,11 @@ struct Keys {
 
 void* Socket(void* context, int type) {
   void* const socket = zmq_socket(context, type);
+  Expect(socket != nullptr, "a socket");
+  // Without bounds: a ROUTER drops what it has no room for, and knows late that there is room again.
   const int none = 0;
-  Expect(socket != nullptr && zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof(none)) == 0, "a socket");
+  for (const int option : {ZMQ_LINGER, ZMQ_SNDHWM, ZMQ_RCVHWM})
+    Expect(zmq_setsockopt(socket, option, &none, sizeof(none)) == 0, "an option");
   return socket;
 }
 
@@ -64,20 +71,19 @@ void* Socket(void* context, int type) {
   }
 }
 
-double Measure(void* socket, size_t bytes, int under_way, int count) {
-  const std::vector<char> message(bytes, 'x');
+void CarryOut(void* socket, const Order& order, Figures& figures) {
+  const std::vector<char> message(order.Large() ? gtrain::bench::kLargeBytes : kSmall, 'x');
   std::vector<char> answer(2048);
-  const auto begin = std::chrono::steady_clock::now();
-  int sent = 0, received = 0;
-  while (received < count) {
-    while (sent < count && sent - received < under_way) {
+  std::deque<Figures::Clock::time_point> begun;
+  for (int64_t sent = 0, received = 0; received < order.count; ++received) {
+    for (; sent < order.count && sent - received < order.UnderWay(); ++sent) {
+      begun.push_back(figures.Begin());
       Expect(zmq_send(socket, message.data(), message.size(), 0) >= 0, "send");
-      ++sent;
     }
     Expect(zmq_recv(socket, answer.data(), answer.size(), 0) >= 0, "receive");
-    ++received;
+    figures.End(begun.front());
+    begun.pop_front();
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 }  // namespace
@@ -94,13 +100,8 @@ int main() {
   SetText(socket, ZMQ_CURVE_PUBLICKEY, client.open);
   SetText(socket, ZMQ_CURVE_SECRETKEY, client.secret);
   Expect(zmq_connect(socket, endpoint) == 0, "connect");
-  Measure(socket, kSmall, 1, 100);
-  std::string kind;
-  int count = 0;
-  while (std::cin >> kind >> count) {
-    const bool large = kind == "large";
-    const int under_way = large ? 4 : kind == "windowed" ? 64 : kind == "wide" ? 512 : 1;
-    std::cout << Measure(socket, large ? 1 << 20 : kSmall, under_way, count) << std::endl;
-  }
+  gtrain::bench::AnswerOrders(std::cin, std::cout, [socket](const Order& order, Figures& figures) {
+    CarryOut(socket, order, figures);
+  });
   return 0;
 }

@@ -38,7 +38,7 @@ case "${1:-}" in
   --bazel)
     groups+=("bazel||bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-platforms") ;;
   --bench)
-    groups+=("peers||libpmix-dev openmpi-bin libopenmpi-dev mpich libmpich-dev python3-boto3 bible-kjv bible-kjv-text ucx-utils") ;;
+    groups+=("peers||libpmix-dev openmpi-bin libopenmpi-dev mpich libmpich-dev python3-boto3 bible-kjv bible-kjv-text ucx-utils libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libcaf-dev scotch") ;;
   --s3)
     groups+=("ceph||ceph-mon ceph-osd radosgw ceph-common curl") ;;
   --list)

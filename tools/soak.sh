@@ -26,6 +26,7 @@ if [ ${#tests[@]} = 0 ]; then
     hostile_test
     chaos_test
     spot_test
+    actors_soak_test
   )
 fi
 for test in "${tests[@]}"; do

@@ -36,7 +36,7 @@ struct Cluster::Ends {
 };
 
 Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOptions& objects)
-    : clock_(clock), ends_(std::make_shared<Ends>()) {
+    : clock_(clock), ends_(std::make_shared<Ends>()), news_(std::make_shared<News>(clock)) {
   HostOptions host = options;
   host.on_end = [ends = ends_](uint64_t actor) {
     MutexLock lock(&ends->mutex);
@@ -51,6 +51,7 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOpt
     MutexLock lock(&ends->mutex);
     if (ends->on_undone) ends->on_undone(actor);
   };
+  host.on_news = [news = news_](const std::string& text) { news->Add(text); };
   host_ = std::make_unique<Host>(host, clock);
   self_ = ProcessOf(host_->address());
   OwnedActors::Functions functions;
@@ -60,6 +61,7 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOpt
   functions.make = [this](const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout,
                           Reply reply) { Make(at, spec, timeout, std::move(reply)); };
   functions.end = [this](const ActorAddress& at, const std::string& reason) { EndAt(at, reason); };
+  functions.on_moved = [this](const OwnedActors::Moved& moved) { OnMoved(moved); };
   owned_ = std::make_unique<OwnedActors>(self_, std::move(functions), clock);
   directory_ = std::make_unique<Directory>(
       self_, Directory::Functions{[this](const CallerId& process, Control method,
@@ -84,6 +86,31 @@ Cluster::Cluster(const HostOptions& options, const Clock& clock, const ObjectOpt
 }
 
 absl::Status Cluster::Join(ClusterNetwork network) {
+  GT_RETURN_IF_ERROR(Connect(std::move(network), /*threads=*/true));
+  MutexLock lock(&mutex_);
+  drives_ = false;
+  gathering_ = StartWithoutSignals([this] { Gather(); });
+  // A driver that ends as this process comes up gathers with nobody.
+  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
+  return gathered_.value_or(absl::OkStatus());
+}
+
+absl::Status Cluster::JoinWithoutThreads(ClusterNetwork network) {
+  GT_RETURN_IF_ERROR(Connect(std::move(network), /*threads=*/false));
+  MutexLock lock(&mutex_);
+  drives_ = false;
+  return absl::OkStatus();
+}
+
+absl::Duration Cluster::Turn() {
+  const bool any = host_->Turn();
+  absl::Duration wait = peers_->Turn();
+  if (const auto next = host_->NextDeadline())
+    wait = std::clamp(*next - clock_.Now(), absl::ZeroDuration(), wait);
+  return any ? absl::ZeroDuration() : wait;
+}
+
+absl::Status Cluster::Connect(ClusterNetwork network, bool threads) {
   network_ = std::move(network);
   port::NetOptions net;
   net.secret = network_->secret;
@@ -95,6 +122,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
                                                         net, &endpoint_));
   Peers::Options options;
   options.self = self_;
+  options.thread = threads;
   options.connect = [module = network_->net, net](const std::string& endpoint) {
     return module->connect(endpoint.substr(0, endpoint.find(kBesides)), net);
   };
@@ -121,12 +149,7 @@ absl::Status Cluster::Join(ClusterNetwork network) {
     ends_->on_undone = peers_->OnUndone();
     ends_->on_saved = peers_->OnSaved();
   }
-  MutexLock lock(&mutex_);
-  drives_ = false;
-  gathering_ = StartWithoutSignals([this] { Gather(); });
-  // A driver that ends as this process comes up gathers with nobody.
-  mutex_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return gathered_ || over_; });
-  return gathered_.value_or(absl::OkStatus());
+  return absl::OkStatus();
 }
 
 // Where that is not to be had, all goes over the network.
@@ -181,6 +204,7 @@ void Cluster::Gather() {
       reported_ = 0;  // each generation has its first step
       do {
         ReportProgress();
+        TellNews();
         status = network_->gathering->AwaitNext(kLook);
         const absl::Status left = LookWhoLeft();
         MutexLock lock(&mutex_);
@@ -210,6 +234,46 @@ void Cluster::ReportProgress() {
   network_->gathering->Report(answered);
 }
 
+void Cluster::TellNews() {
+  while (const std::optional<std::string> text = news_->Take()) network_->gathering->Note(*text);
+}
+
+void Cluster::OnMoved(const OwnedActors::Moved& moved) {
+  const auto name_of = [this](const CallerId& process) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Member& member : members_) {
+      if (member.process == process) return member.reach.name;
+    }
+    const auto lost = lost_names_.find(process);
+    return lost == lost_names_.end() ? std::string("another process") : lost->second;
+  };
+  std::string text = absl::StrCat(moved.type, moved.name.empty() ? "" : " ", moved.name, " was lost with ");
+  {
+    MutexLock lock(&mutex_);
+    absl::StrAppend(&text, name_of(moved.from));
+    if (moved.to) absl::StrAppend(&text, "; it was made anew on ", name_of(*moved.to));
+  }
+  if (!moved.to) absl::StrAppend(&text, "; it has ended: ", moved.reason);
+  news_->Add(std::move(text));
+}
+
+std::optional<int> Cluster::OwnerOf(uint64_t actor) const {
+  MutexLock lock(&mutex_);
+  const auto elsewhere = owner_of_.find(actor);
+  const CallerId owner = elsewhere == owner_of_.end() ? self_ : elsewhere->second.owner;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].process == owner) return static_cast<int>(rank);
+  }
+  return std::nullopt;
+}
+
+std::string Cluster::List(absl::string_view question) const {
+  const absl::StatusOr<ListQuestion> parsed = ParseListQuestion(question);
+  if (!parsed.ok()) return PrintListError(parsed.status().message());
+  Listing listing = host_->List(*parsed);
+  for (ActorFacts& actor : listing.actors) actor.owner = OwnerOf(actor.number);
+  return PrintListing(listing);
+}
+
 absl::Status Cluster::GatherOnce() {
   Introduction own{self_, endpoint_, network_->node, false};
   {
@@ -235,19 +299,27 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
   std::set<CallerId> members;
   for (const Introduction& one : all) members.insert(one.process);
   OfferOrphans(members, all[DriverOf(all)].process);
-  directory_->SetKeeper(all[DriverOf(all)].process, std::move(members));
+  directory_->SetKeeper(all[DriverOf(all)].process, members);
+  std::vector<CallerId> unheard;
   {
     MutexLock lock(&mutex_);
+    lost_names_.clear();
+    for (const Member& member : members_) lost_names_[member.process] = member.reach.name;
     members_.clear();
     for (size_t rank = 0; rank < all.size(); ++rank)
       members_.push_back({all[rank].process, all[rank].node, processes[rank], false});
     rank_ = network_->gathering->rank();
     driver_ = DriverOf(all);
     drives_ |= all[driver_].process == self_;
+    // Who heard of the generation before, in which this process was to be, and has not lived to see this one.
+    for (const auto& [owner, actors] : owners_) {
+      if (!members.contains(owner)) unheard.push_back(owner);
+    }
   }
   objects_->SetShares(static_cast<size_t>(
       std::ranges::count(all, network_->node, [](const Introduction& one) { return one.node; })));
   peers_->SetProcesses(std::move(processes));
+  for (const CallerId& owner : unheard) OnGone(owner);
   return absl::OkStatus();
 }
 
@@ -384,7 +456,8 @@ absl::StatusOr<CallerId> Cluster::Pick(const Placement& placement,
   MutexLock lock(&mutex_);
   std::vector<Place> places;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (members_[rank].left) continue;
+    // One may be known to be dead before the generation that goes on without it has begun.
+    if (members_[rank].left || gone_.contains(members_[rank].process)) continue;
     const auto mine = actors.find(members_[rank].process);
     places.push_back({static_cast<int>(rank), members_[rank].node, mine == actors.end() ? 0 : mine->second});
   }
@@ -448,12 +521,11 @@ void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const S
   OwnedActors::Spec spec;
   spec.type = named.type;
   spec.options = options;
+  spec.options.name = named.name;
   spec.placement = placement;
   spec.arguments = std::move(arguments);
-  if (detached) {
-    spec.name = named.name;
-    spec.placement.away = true;
-  }
+  spec.detached = detached;
+  if (detached) spec.placement.away = true;
   SpawnSpec(std::move(spec), timeout,
             [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
                                                               absl::string_view result) mutable {
@@ -505,7 +577,8 @@ SpawnRequest Cluster::RequestOf(const OwnedActors::Spec& spec, absl::string_view
   request.id = spec.id;
   request.kept = spec.options.keep ? 1 : 0;
   request.record = spec.record;
-  request.name = spec.name;
+  request.name = spec.options.name;
+  request.detached = spec.detached ? 1 : 0;
   request.spread = static_cast<uint8_t>(spec.placement.spread);
   request.rank = spec.placement.rank.value_or(-1);
   request.arguments = spec.arguments;
@@ -521,8 +594,9 @@ OwnedActors::Spec Cluster::SpecOf(const SpawnRequest& request) {
   spec.options.keep = request.kept != 0;
   spec.placement.spread = static_cast<Spread>(request.spread);
   if (request.rank >= 0) spec.placement.rank = request.rank;
-  spec.placement.away = !request.name.empty();
-  spec.name = std::string(request.name);
+  spec.placement.away = request.detached != 0;
+  spec.options.name = std::string(request.name);
+  spec.detached = request.detached != 0;
   spec.arguments = std::string(request.arguments);
   return spec;
 }
@@ -540,9 +614,10 @@ void Cluster::MakeHere(const CallerId& owner, const SpawnRequest& request, absl:
   SpawnOptions options;
   options.restarts = request.restarts;
   options.concurrency = request.concurrency;
+  options.name = std::string(request.name);
   options.keep = request.kept != 0;
   std::string spawn;
-  if (!request.name.empty() && owner != self_) {
+  if (request.detached != 0 && owner != self_) {
     SpawnRequest again = request;
     again.record = {};  // whoever adopts it gets what it has then
     spawn = PrintSpawn(again);

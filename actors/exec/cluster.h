@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "actors/exec/directory.h"
 #include "actors/exec/host.h"
+#include "actors/exec/news.h"
 #include "actors/exec/objects.h"
 #include "actors/exec/owned.h"
 #include "actors/exec/peers.h"
@@ -50,6 +51,8 @@ class Gathering {
   virtual absl::Status AwaitNext(absl::Duration timeout) = 0;
   // The driver's calls have been answered so often: what the job has for steps.
   virtual void Report(uint64_t answered) = 0;
+  // For people who ask why.
+  virtual void Note(const std::string& text) = 0;
 };
 
 struct ClusterNetwork {
@@ -75,6 +78,13 @@ class Cluster {
   absl::Status Register(ActorClass type) { return host_->Register(std::move(type)); }
   // From now on the other processes are there, too. Blocks until all are. Once, before any spawn.
   absl::Status Join(ClusterNetwork network);
+  // Join where neither the host nor this has threads (HostOptions::threads is 0): whoever has it calls
+  // SetMembers and Turn.
+  absl::Status JoinWithoutThreads(ClusterNetwork network);
+  // What all processes of a generation say, by rank.
+  absl::Status SetMembers(const std::vector<std::string>& table);
+  // A turn of the host and of the connections. How long it may wait for something to come.
+  absl::Duration Turn();
   // The reply is a reference. Errors are those of Host::Spawn and Peers::Call. kNotFound: there is no such
   // place. kFailedPrecondition: the class is another one there.
   void Spawn(absl::string_view type, const SpawnOptions& options, const Placement& placement,
@@ -113,11 +123,13 @@ class Cluster {
   // hear it.
   void Finish();
 
-  const CallerId& id() const { return self_; }
   bool drives() const;  // AwaitTurn would say so
   int processes() const;
+  const CallerId& self() const { return self_; }
   const std::string& endpoint() const { return endpoint_; }  // where others reach it; of Join
   Host::Counts counts() const { return host_->counts(); }
+  // What this process says to `gtrain actors`: the answer to a ListQuestion, both JSON.
+  std::string List(absl::string_view question) const;
 
  private:
   struct Member {
@@ -139,8 +151,11 @@ class Cluster {
 
   void Gather();
   void ReportProgress();
+  void TellNews();
+  void OnMoved(const OwnedActors::Moved& moved);
+  std::optional<int> OwnerOf(uint64_t actor) const;
   absl::Status GatherOnce();
-  absl::Status SetMembers(const std::vector<std::string>& table);
+  absl::Status Connect(ClusterNetwork network, bool threads);
   absl::Status LookWhoLeft();
   absl::StatusOr<CallerId> Pick(const Placement& placement, const std::map<CallerId, size_t>& actors) const;
   void Make(const CallerId& at, const OwnedActors::Spec& spec, absl::Duration timeout, Reply reply);
@@ -184,12 +199,14 @@ class Cluster {
 
   std::unique_ptr<Peers> peers_;
   std::shared_ptr<Ends> ends_;
+  const std::shared_ptr<News> news_;  // threads that are left to themselves have it, too
   std::thread gathering_;
   uint64_t reported_ = 0;  // of the thread
   Instant reported_at_;
 
   mutable Mutex mutex_;
-  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);  // by rank
+  std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);                 // by rank
+  std::map<CallerId, std::string> lost_names_ ABSL_GUARDED_BY(mutex_);  // of those of the generation before
   int rank_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t driver_ ABSL_GUARDED_BY(mutex_) = 0;
   struct Endings {

@@ -283,6 +283,29 @@ TEST_F(ClusterTest, ANewProcessHearsOfTheLossBeforeTheOwner) {
   }
 }
 
+// an owner is asked for a place that is not known yet, answers when the actor is elsewhere, and so never;
+// behind an open question there is room for 1,023 others.
+TEST_F(ClusterTest, WhoWasToldOfANewProcessAsksItsOwnerOn) {
+  Open(3);
+  job_.Hold(2, true);
+  std::vector<std::thread> joining;
+  job_.Begin({0, 1, 2, 3});
+  Add(3, {}, joining);
+  for (std::thread& one : joining) one.join();
+  AwaitLooking([&] { return clusters_[0]->processes() == 4; });
+  const auto actor = Spawn(0, 3);
+  ASSERT_TRUE(actor.ok());
+  Answers called;
+  clusters_[2]->Call(*actor, 0, "x", kSoon, called.Taker());
+  Nap(100);  // in which the owner says where it is
+  job_.Hold(2, false);
+  EXPECT_TRUE(called.Get().ok());
+  for (size_t i = 0; i < kCallsInWindow + 1; ++i) {
+    const auto other = Spawn(2, 0, "", absl::Seconds(10));
+    ASSERT_TRUE(other.ok()) << i << " " << other.status();
+  }
+}
+
 TEST_F(ClusterTest, StressOfAKeptActor) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     Open(4, {.mailbox_calls = 8});

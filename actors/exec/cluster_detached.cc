@@ -36,7 +36,8 @@ void Cluster::SpawnDetached(absl::string_view name, absl::string_view type, cons
   spec.type = std::string(type);
   spec.options = options;
   spec.placement = placement;
-  spec.name = std::string(name);
+  spec.options.name = std::string(name);
+  spec.detached = true;
   spec.arguments = std::move(arguments);
   peers_->Ask(*keeper, static_cast<uint32_t>(Control::kDetach), PrintSpawn(RequestOf(spec, *signature)),
               timeout, std::move(reply));
@@ -47,7 +48,8 @@ void Cluster::OnDetach(absl::string_view bytes, absl::Duration timeout, Reply re
   if (!request.ok()) return reply(request.status(), {});
   if (const absl::Status same = CheckClass(*request); !same.ok()) return reply(same, {});
   const OwnedActors::Spec spec = SpecOf(*request);
-  SpawnNamed(spec.name, spec.type, spec.options, spec.placement, spec.arguments, timeout, std::move(reply),
+  SpawnNamed(spec.options.name, spec.type, spec.options, spec.placement, spec.arguments, timeout,
+             std::move(reply),
              /*detached=*/true);
 }
 
@@ -172,6 +174,7 @@ void Cluster::OnAdopt(const CallerId& caller, absl::string_view bytes, Reply rep
   if (!spawn.ok()) return reply(spawn.status(), {});
   if (const absl::Status same = CheckClass(*spawn); !same.ok()) return reply(same, {});
   if (const absl::Status is_name = CheckName(spawn->name); !is_name.ok()) return reply(is_name, {});
+  if (spawn->detached == 0) return reply(absl::InvalidArgumentError("it ends with its owner"), {});
   const ActorAddress at{caller.high, caller.low, request->number};
   const OwnedActors::Spec spec = SpecOf(*spawn);
   uint64_t id = 0;
@@ -194,7 +197,7 @@ void Cluster::OnAdopt(const CallerId& caller, absl::string_view bytes, Reply rep
   if (spec.options.keep) ref.flags |= ActorRef::kKept;
   ref.at = at;
   directory_->NameAgain(
-      {spec.name, spec.type, std::string(spawn->signature), self_, id, ref.Pack()},
+      {spec.options.name, spec.type, std::string(spawn->signature), self_, id, ref.Pack()},
       [this, id, reply = std::move(reply)](const absl::Status& status, absl::string_view) mutable {
         if (!status.ok()) owned_->End(id, "another actor has its name");
         reply(status, PrintId(id));

@@ -48,7 +48,7 @@ TEST_F(ClusterDetachedTest, ItIsOwnedByWhoDrivesAndEndedByAnybody) {
   Open(3);
   const auto actor = Detached(1, "ps", {});
   ASSERT_TRUE(actor.ok()) << actor.status();
-  EXPECT_EQ(actor->owner_low, clusters_[0]->id().low);
+  EXPECT_EQ(actor->owner_low, clusters_[0]->self().low);
   EXPECT_EQ(clusters_[0]->counts().actors, 0u);  // where it would be lost with its owner
   EXPECT_EQ(*Find(2, "ps"), *actor);
   EXPECT_EQ(*Call(2, *actor, 0, "a"), "a");
@@ -70,7 +70,7 @@ TEST_F(ClusterDetachedTest, TheNextDriverFindsItAsItWas_P4) {
   // As a driver begins: it looks for it before others may have said what they have.
   const auto found = Find(1, "ps");
   ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->owner_low, clusters_[1]->id().low);
+  EXPECT_EQ(found->owner_low, clusters_[1]->self().low);
   EXPECT_EQ(*Call(1, *found, 3, "b"), "xab");
   EXPECT_EQ(*Call(3, *actor, 3, "c"), "xabc");  // by the reference of before
   EXPECT_EQ(world_.made, 1);
@@ -142,7 +142,7 @@ TEST_F(ClusterDetachedTest, OneOwnerAfterAnother_P4) {
     job_.Begin(left);
     const auto found = Find(4, "ps");
     ASSERT_TRUE(found.ok()) << found.status();
-    EXPECT_EQ(found->owner_low, clusters_[driver]->id().low);
+    EXPECT_EQ(found->owner_low, clusters_[driver]->self().low);
     state += "a";
     EXPECT_EQ(*Call(driver, *actor, 3, "a"), state);
   }

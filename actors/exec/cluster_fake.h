@@ -124,6 +124,10 @@ class FakeJob {
       job_->mutex_.AwaitFor(kSoon, [&] { return !job_->held_.contains(process_); });
       return table;
     }
+    void Note(const std::string& text) override {
+      MutexLock lock(&job_->mutex_);
+      job_->notes_.push_back(text);
+    }
     int rank() const override { return rank_; }
     std::vector<int> left() const override {
       MutexLock lock(&job_->mutex_);
@@ -160,8 +164,13 @@ class FakeJob {
   std::set<int> deaf_, held_;
   std::map<int, std::string> blobs_;
   int generation_ = 0;
+  std::vector<std::string> notes_;
 
  public:
+  std::vector<std::string> notes() {
+    MutexLock lock(&mutex_);
+    return notes_;
+  }
   std::atomic<uint64_t> reported_ = 0;
 };
 

@@ -202,5 +202,29 @@ TEST_F(ClusterNamesTest, AProcessAloneHasNames) {
   EXPECT_EQ(*found.Get(), *made.Get());
 }
 
+TEST_F(ClusterNamesTest, WhoListsActorsSeesNamesAndOwners) {
+  Open(3);
+  ASSERT_TRUE(SpawnNamed(1, "ps/0", 2).ok());
+  ASSERT_TRUE(Spawn(2, 2).ok());
+  const std::string list = clusters_[2]->List("{}");
+  EXPECT_THAT(list, HasSubstr("\"name\":\"ps/0\""));
+  EXPECT_THAT(list, HasSubstr("\"owner\":1"));
+  EXPECT_THAT(list, HasSubstr("\"owner\":2")) << "its own";
+  EXPECT_THAT(list, HasSubstr("\"count\":2"));
+  EXPECT_THAT(clusters_[2]->List(R"({"name":"ps/0"})"), HasSubstr("\"count\":1"));
+  EXPECT_THAT(clusters_[0]->List("{}"), HasSubstr("\"count\":0"));
+  EXPECT_THAT(clusters_[0]->List("no question"), HasSubstr("\"error\":"));
+}
+
+TEST_F(ClusterNamesTest, ALostActorIsAnEventWithBothRanks_P4) {
+  Open(3);
+  ASSERT_TRUE(SpawnNamed(0, "ps", 1).ok());
+  clusters_[1].reset();
+  job_.Begin({0, 2});
+  AwaitLooking([&] { return !job_.notes().empty(); });
+  EXPECT_THAT(job_.notes(), ::testing::ElementsAre(
+                                "Log ps was lost with rank 1 (node-0); it was made anew on rank 1 (node-1)"));
+}
+
 }  // namespace
 }  // namespace gtrain::actors

@@ -1,5 +1,7 @@
 #include "actors/exec/host.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -25,8 +27,11 @@ namespace {
 constexpr int kCallsInARow = 64;       // of one actor, before others have their turn
 constexpr size_t kReasonsKept = 1024;  // why actors ended
 constexpr absl::Duration kIdleLook = absl::Seconds(60);
+constexpr size_t kLookedAtInARow = 256;  // actors of a list, before calls have their turn
+constexpr size_t kThrownBytesMax = 160;  // of what people read of an exception
 
 thread_local bool inside_actor = false;
+thread_local const int own_thread = gettid();
 // What this thread, one of a host, is to do when the actor that it runs has its turn behind it.
 thread_local std::vector<absl::AnyInvocable<void()>>* deferred = nullptr;
 
@@ -104,8 +109,20 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     Reply reply;  // null: its caller has heard something
     std::optional<std::multimap<Instant, Work*>::iterator> timer;
     std::list<std::unique_ptr<Work>>::iterator place;  // in the mailbox, until it is begun
-    Instant deadline;
+    Instant queued, deadline;
     bool begun = false;
+  };
+
+  // What List tells of an actor.
+  struct Seen {
+    Doing doing = Doing::kIdle;  // what a thread is inside for: kMaking, kRunning, kSaving
+    int method = 0;
+    int thread = 0;
+    Instant since, answered;  // the last call
+    bool late = false;        // no thread was free for it when it was scheduled
+    int restarts = 0;
+    std::string threw;                 // for which it is made anew
+    std::unique_ptr<CallTimes> times;  // null: it has answered none
   };
 
   struct Actor {
@@ -125,16 +142,18 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     int busy = 0;                  // calls that were begun and not answered
     bool broken = false;
     bool ended = false;
+    Seen seen;
   };
 
  public:
   Core(const HostOptions& options, const Clock& clock) : options_(options), clock_(clock) {
-    Rng rng = Rng::FromSystem();
+    Rng rng = options.seed ? Rng(*options.seed) : Rng::FromSystem();
     self_.host_high = rng.Next();
     self_.host_low = rng.Next();
   }
 
   void Start() {
+    if (options_.threads == 0) return;
     threads_.push_back(StartWithoutSignals([core = shared_from_this()] { core->Expire(); }));
     for (int i = 0; i < std::max(1, options_.threads); ++i)
       threads_.push_back(StartWithoutSignals([core = shared_from_this()] { core->Run(); }));
@@ -150,10 +169,13 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       while (!actors_.empty()) EndLocked(actors_.begin()->second, "its host is closed", heard);
     }
     Tell(heard);
+    while (threads_.empty() && Turn()) {
+    }
     {
       MutexLock lock(&mutex_);
       if (stopping_) return;
-      over = mutex_.AwaitFor(options_.close_within,
+      over = threads_.empty() ||
+             mutex_.AwaitFor(options_.close_within,
                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return alive_ == 0; });
       stopping_ = true;
       while (!idle_.empty()) WakeOne();
@@ -312,6 +334,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       }
       if (reply) reply(status, result);
     }
+    const Instant now = clock_.Now();
     {
       MutexLock lock(&mutex_);
       Disarm(*work);
@@ -319,7 +342,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       --actor.busy;
       --begun_;
       ++answered_;
+      SeeAnswer(actor, *work, now);
       if (crashed) actor.broken = true;
+      if (crashed) actor.seen.threw = std::string(status.message().substr(0, kThrownBytesMax));
       Answered(work->actor, work->method);
     }
     // What ran too long was answered by the clock.
@@ -328,6 +353,27 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   const ActorAddress& address() const { return self_; }
 
+  bool Turn() {
+    AllHeard heard;
+    std::shared_ptr<Actor> actor;
+    absl::AnyInvocable<void()> task;
+    {
+      MutexLock lock(&mutex_);
+      ExpireAll(heard);
+      TakeOne(actor, task);
+    }
+    const bool any = !heard.empty() || actor != nullptr || task;
+    TellExpired(heard);
+    if (actor != nullptr || task) AsThread([&] { RunTaken(actor, task); });
+    return any;
+  }
+
+  std::optional<Instant> NextDeadline() const {
+    MutexLock lock(&mutex_);
+    if (timers_.empty()) return std::nullopt;
+    return timers_.begin()->first;
+  }
+
   absl::Duration Left(Instant deadline) const {
     return std::max(absl::ZeroDuration(), deadline - clock_.Now());
   }
@@ -335,6 +381,34 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   Counts counts() const {
     MutexLock lock(&mutex_);
     return {alive_, waiting_, begun_, answered_};
+  }
+
+  Listing List(const ListQuestion& question) const {
+    std::vector<Busy> all;
+    {
+      MutexLock lock(&mutex_);
+      for (const auto& [number, actor] : actors_) {
+        if (question.Asks(actor->type->name, actor->options.name, number)) all.push_back({actor, 0, 0});
+      }
+    }
+    Listing listing;
+    const Instant now = clock_.Now();
+    for (size_t from = 0; from < all.size(); from += kLookedAtInARow) {
+      MutexLock lock(&mutex_);
+      for (size_t i = from; i < std::min(all.size(), from + kLookedAtInARow); ++i)
+        LookAt(all[i], now, listing.classes[all[i].actor->type->name]);
+    }
+    const size_t listed = std::min(all.size(), question.limit);
+    std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(listed), all.end(),
+                      [](const Busy& a, const Busy& b) {
+                        return std::pair(a.calls, a.per_second) > std::pair(b.calls, b.per_second);
+                      });
+    listing.left_out = all.size() - listed;
+    for (size_t i = 0; i < listed; ++i) {
+      MutexLock lock(&mutex_);
+      listing.actors.push_back(FactsOf(*all[i].actor, now));
+    }
+    return listing;
   }
 
  private:
@@ -428,7 +502,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void Queue(const std::shared_ptr<Actor>& actor, std::unique_ptr<Work> work, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     work->actor = actor;
-    work->deadline = clock_.Now() + timeout;
+    work->queued = clock_.Now();
+    work->deadline = work->queued + timeout;
     work->timer = timers_.emplace(work->deadline, work.get());
     if (work->deadline < expires_at_) {
       expires_at_ = work->deadline;
@@ -459,6 +534,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   void Schedule(const std::shared_ptr<Actor>& actor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (actor->scheduled || !HasTurn(*actor, /*inside=*/actor->inside)) return;
     actor->scheduled = true;
+    actor->seen.late = idle_.empty() && !looking_;
     ready_.push_back(actor);
     WakeOne();
   }
@@ -489,6 +565,90 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     Schedule(actor);
   }
 
+  // ---- what people see
+
+  // An actor among those that List looks at.
+  struct Busy {
+    std::shared_ptr<Actor> actor;
+    size_t calls;  // that it has begun, or that wait for it
+    double per_second;
+  };
+
+  void SeeBegin(Actor& actor, Doing doing, int method, Instant now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    actor.seen.doing = doing;
+    actor.seen.method = method;
+    actor.seen.thread = own_thread;
+    actor.seen.since = now;
+  }
+  // A call begins when it has come and the one before is answered, where a thread was free then: reading the
+  // clock for that takes as long as a twentieth of a call.
+  Instant BeginOf(const Actor& actor, const Work& work) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return actor.seen.late ? clock_.Now() : std::max(work.queued, actor.seen.answered);
+  }
+
+  static void SeeAnswer(Actor& actor, const Work& work, Instant now) {
+    actor.seen.doing = Doing::kIdle;
+    actor.seen.answered = now;
+    if (actor.seen.times == nullptr) actor.seen.times = std::make_unique<CallTimes>();
+    actor.seen.times->Count(work.queued, now);
+  }
+
+  static Doing DoingOf(const Actor& actor) {
+    if (actor.busy) return actor.inside ? Doing::kRunning : Doing::kAwaiting;
+    if (actor.inside && actor.seen.doing != Doing::kIdle) return actor.seen.doing;
+    if (actor.mailbox.empty()) return Doing::kIdle;
+    return actor.mailbox.front()->method == kMake ? Doing::kMaking : Doing::kWaiting;
+  }
+
+  void LookAt(Busy& one, Instant now, ClassFacts& of) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Actor& actor = *one.actor;
+    const Doing doing = DoingOf(actor);
+    ++of.actors;
+    of.running += doing == Doing::kRunning ? 1 : 0;
+    of.awaiting += doing == Doing::kAwaiting ? 1 : 0;
+    of.waiting += actor.mailbox.size();
+    of.waiting_bytes += actor.mailbox_bytes;
+    of.restarts += static_cast<uint64_t>(actor.seen.restarts);
+    one.calls = actor.mailbox.size() + (actor.busy ? 1 : 0);
+    if (actor.seen.times == nullptr) return;
+    one.per_second = actor.seen.times->PerSecond(now);
+    of.per_second += one.per_second;
+    of.times.Add(*actor.seen.times);
+  }
+
+  ActorFacts FactsOf(const Actor& actor, Instant now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    ActorFacts facts;
+    facts.number = actor.address.number;
+    facts.type = actor.type->name;
+    facts.name = actor.options.name;
+    facts.doing = DoingOf(actor);
+    facts.waiting = actor.mailbox.size();
+    facts.waiting_bytes = actor.mailbox_bytes;
+    facts.restarts = actor.seen.restarts;
+    facts.kept = actor.options.keep;
+    Instant since = actor.inside || actor.busy || actor.mailbox.empty() ? actor.seen.since
+                                                                        : actor.mailbox.front()->queued;
+    facts.since = std::max(absl::ZeroDuration(), now - since);
+    // One that has answered may not have left it yet.
+    if (actor.inside && facts.doing != Doing::kIdle && facts.doing != Doing::kWaiting)
+      facts.thread = actor.seen.thread;
+    if (actor.busy) facts.method = MethodOf(actor.type->signature, actor.type->methods, actor.seen.method);
+    if (actor.seen.times == nullptr) return facts;
+    facts.answered = actor.seen.times->count();
+    facts.per_second = actor.seen.times->PerSecond(now);
+    facts.half = actor.seen.times->Quantile(0.5);
+    facts.most = actor.seen.times->Quantile(0.99);
+    return facts;
+  }
+
+  void TellNews(const Actor& actor, absl::string_view what) const {
+    if (!options_.on_news) return;
+    options_.on_news(absl::StrCat(
+        actor.type->name, " ",
+        actor.options.name.empty() ? absl::StrCat(actor.address.number) : actor.options.name, " ", what));
+  }
+
   // ---- threads that run actors
 
   void Run() {
@@ -498,13 +658,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       std::shared_ptr<Actor> actor;
       absl::AnyInvocable<void()> task;
       std::shared_ptr<const LookAround> look;
-      std::vector<absl::AnyInvocable<void()>> later;
       {
         MutexLock lock(&mutex_);
-        if (!tasks_.empty()) {
-          task = std::move(tasks_.front());
-          tasks_.pop_front();
-        } else if (ready_.empty()) {
+        if (!TakeOne(actor, task)) {
           if (stopping_) return;
           if (look_ != nullptr && !looking_ && !looked && !closing_) {
             look = look_;
@@ -513,11 +669,6 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
           } else {
             idle_.push_back(&bell);
           }
-        } else {
-          actor = std::move(ready_.front());
-          ready_.pop_front();
-          actor->scheduled = false;
-          ++actor->inside;
         }
       }
       if (actor == nullptr && !task && look == nullptr) {
@@ -525,29 +676,53 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         looked = false;
         continue;
       }
-      inside_actor = true;
-      deferred = &later;
       looked = false;
-      if (look != nullptr) {
+      AsThread([&] {
+        if (look == nullptr) return RunTaken(actor, task);
         looked = !(*look)([this] { return wanted_.load(std::memory_order_relaxed); });
         MutexLock lock(&mutex_);
         looking_ = false;
-      } else if (task) {
-        task();
-      } else {
-        RunOne(actor);
-        MutexLock lock(&mutex_);
-        --actor->inside;
-        Schedule(actor);
-      }
-      while (!later.empty()) {
-        std::vector<absl::AnyInvocable<void()>> now = std::exchange(later, {});
-        LeaveToOthers(now);
-        now.front()();
-      }
-      inside_actor = false;
-      deferred = nullptr;
+      });
     }
+  }
+
+  // A task or an actor that has its turn. False: there is none.
+  bool TakeOne(std::shared_ptr<Actor>& actor, absl::AnyInvocable<void()>& task)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!tasks_.empty()) {
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+      return true;
+    }
+    if (ready_.empty()) return false;
+    actor = std::move(ready_.front());
+    ready_.pop_front();
+    actor->scheduled = false;
+    ++actor->inside;
+    return true;
+  }
+
+  void RunTaken(const std::shared_ptr<Actor>& actor, absl::AnyInvocable<void()>& task) {
+    if (task) return task();
+    RunOne(actor);
+    MutexLock lock(&mutex_);
+    --actor->inside;
+    Schedule(actor);
+  }
+
+  // `run`, and behind it what was posted meanwhile.
+  void AsThread(absl::FunctionRef<void()> run) {
+    std::vector<absl::AnyInvocable<void()>> later;
+    inside_actor = true;
+    deferred = &later;
+    run();
+    while (!later.empty()) {
+      std::vector<absl::AnyInvocable<void()>> now = std::exchange(later, {});
+      LeaveToOthers(now);
+      now.front()();
+    }
+    inside_actor = false;
+    deferred = nullptr;
   }
 
   // This thread goes on with the first, which may take long. What else there is waits for no thread that
@@ -566,19 +741,26 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       bool ended = false, broken = false, saves = false;
       {
         MutexLock lock(&mutex_);
+        if (actor->busy == 0) actor->seen.doing = Doing::kIdle;
         if (!HasTurn(*actor, actor->inside - 1)) return;
         ended = actor->ended;
         broken = std::exchange(actor->broken, false);
         saves = !ended && !broken && SavesNow(*actor);
         if (saves) {
           actor->changed = actor->saves = false;
-        } else if (!ended && !broken) {
+          SeeBegin(*actor, Doing::kSaving, 0, clock_.Now());
+        } else if (broken) {
+          SeeBegin(*actor, Doing::kMaking, 0, clock_.Now());
+        } else if (!ended) {
           work = Take(*actor, actor->mailbox.begin());
           work->begun = true;
-          if (work->method >= 0) {
+          const bool calls = work->method >= 0;
+          if (calls) {
             ++actor->busy;
             ++begun_;
           }
+          SeeBegin(*actor, calls ? Doing::kRunning : Doing::kMaking, work->method, BeginOf(*actor, *work));
+          actor->seen.late = false;
           if (actor->options.concurrency > 1) Schedule(actor);
         }
       }
@@ -657,7 +839,12 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     actor->type->destroy(std::exchange(actor->self, nullptr));
     actor->crashes.push_back(now);
     std::erase_if(actor->crashes, [&](Instant then) { return now - then > kRestartWindow; });
-    std::string reason;
+    std::string reason, threw;
+    {
+      MutexLock lock(&mutex_);
+      threw = std::exchange(actor->seen.threw, "");
+      ++actor->seen.restarts;
+    }
     const int crashes = static_cast<int>(actor->crashes.size());
     if (crashes > actor->options.restarts) {
       reason = absl::StrCat("it threw ", crashes, " times within ", PrintDuration(kRestartWindow),
@@ -666,6 +853,9 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       const absl::StatusOr<void*> made = Create(*actor, actor->options.state.has_value());
       if (made.ok()) {
         actor->self = *made;
+        TellNews(*actor, absl::StrCat("threw: ", threw, "; it was made anew (", crashes, " of ",
+                                      actor->options.restarts, " restarts within ",
+                                      PrintDuration(kRestartWindow), ")"));
         if (!actor->options.keep) return;
         if (options_.on_undone) options_.on_undone(actor->address.number);
         MutexLock lock(&mutex_);
@@ -674,6 +864,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
       }
       reason = absl::StrCat("it could not be made anew after it threw: ", made.status().message());
     }
+    TellNews(*actor, absl::StrCat("threw: ", threw, "; it has ended: ", reason));
     AllHeard heard;
     {
       MutexLock lock(&mutex_);
@@ -686,18 +877,11 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
 
   void Expire() {
     AllHeard heard;
-    std::vector<std::pair<std::shared_ptr<Actor>, int>> answered;  // with the method
     for (;;) {
       absl::Duration wait;
       {
         MutexLock lock(&mutex_);
-        for (const auto& [actor, method] : std::exchange(answered, {})) Answered(actor, method);
-        const Instant now = clock_.Now();
-        while (!timers_.empty() && timers_.begin()->first <= now) {
-          Work& work = *timers_.begin()->second;
-          if (work.method != kMake) answered.emplace_back(work.actor, work.method);
-          ExpireOne(work, heard);
-        }
+        const Instant now = ExpireAll(heard);
         if (heard.empty()) {
           if (stopping_) return;
           wait = timers_.empty() ? kIdleLook : timers_.begin()->first - now;
@@ -705,8 +889,21 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
         }
       }
       if (wait > absl::ZeroDuration()) timers_changed_.WaitFor(wait);
-      Tell(heard);
+      TellExpired(heard);
     }
+  }
+
+  // The answer waits for a save, and there would be none before the next change. It comes first, to be in it.
+  void TellExpired(AllHeard& heard) {
+    Tell(heard);
+    MutexLock lock(&mutex_);
+    for (const auto& [actor, method] : std::exchange(expired_, {})) Answered(actor, method);
+  }
+
+  Instant ExpireAll(AllHeard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Instant now = clock_.Now();
+    while (!timers_.empty() && timers_.begin()->first <= now) ExpireOne(*timers_.begin()->second, heard);
+    return now;
   }
 
   void ExpireOne(Work& work, AllHeard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -714,6 +911,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     const std::shared_ptr<Actor> actor = work.actor;
     const std::string what =
         absl::StrCat(work.method == kMake ? "the spawn" : "a call", " of ", actor->type->name);
+    if (work.method != kMake && actor->options.keep) expired_.emplace_back(actor, work.method);
     if (work.begun) {
       heard.push_back({std::exchange(work.reply, nullptr),
                        absl::DeadlineExceededError(absl::StrCat(what, " has begun and is not done")), ""});
@@ -740,6 +938,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
   std::deque<std::shared_ptr<Actor>> ready_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::AnyInvocable<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   std::multimap<Instant, Work*> timers_ ABSL_GUARDED_BY(mutex_);
+  // Actors whose state is kept, and methods whose calls took too long.
+  std::vector<std::pair<std::shared_ptr<Actor>, int>> expired_ ABSL_GUARDED_BY(mutex_);
   Bell timers_changed_;
   std::vector<Bell*> idle_ ABSL_GUARDED_BY(mutex_);  // of threads that wait for work, or are about to
   std::shared_ptr<const LookAround> look_ ABSL_GUARDED_BY(mutex_);
@@ -778,6 +978,8 @@ absl::Status Host::MayKeep(absl::string_view type) const { return core_->MayKeep
 void Host::SetLookAround(LookAround look) { core_->SetLookAround(std::move(look)); }
 bool Host::Post(absl::AnyInvocable<void()>& task) { return core_->Post(task); }
 std::string Host::WhyEnded(uint64_t number) const { return core_->WhyEnded(number); }
+bool Host::Turn() { return core_->Turn(); }
+std::optional<Instant> Host::NextDeadline() const { return core_->NextDeadline(); }
 bool Host::Lives(uint64_t number) const { return core_->Lives(number); }
 absl::StatusOr<std::string> Host::SignatureOf(absl::string_view type) const {
   return core_->SignatureOf(type);
@@ -785,5 +987,6 @@ absl::StatusOr<std::string> Host::SignatureOf(absl::string_view type) const {
 ActorAddress Host::address() const { return core_->address(); }
 bool Host::Inside() { return inside_actor; }
 Host::Counts Host::counts() const { return core_->counts(); }
+Listing Host::List(const ListQuestion& question) const { return core_->List(question); }
 
 }  // namespace gtrain::actors

@@ -23,12 +23,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "actors/exec/listing.h"
 #include "base/clock.h"
 
 namespace gtrain::actors {
 
 struct HostOptions {
-  int threads = 2;
+  int threads = 2;               // 0: none, and whoever has the host calls Turn (a simulation)
+  std::optional<uint64_t> seed;  // of what names the host; none: the system's entropy
   size_t mailbox_calls = 1024;
   size_t mailbox_bytes = size_t{64} << 20;
   absl::Duration close_within = absl::Seconds(30);  // for the calls that have begun
@@ -41,6 +43,8 @@ struct HostOptions {
   // An actor whose state is kept threw, and has the state of its newest Save again; before it begins another
   // call. Likewise.
   std::function<void(uint64_t number)> on_undone;
+  // A sentence for people: an actor threw, and what became of it. Likewise.
+  std::function<void(const std::string& text)> on_news;
 };
 
 // Names an actor of any host, for ever: no other one gets its number.
@@ -98,6 +102,7 @@ struct SpawnOptions {
   bool keep =
       false;  // its state outlives its process, and it goes back to the newest that was saved when it throws
   std::optional<std::string> state;  // that it had elsewhere
+  std::string name;                  // for people, in List and on_news
   // So many calls of it are begun and not answered at a time, on as many threads; above 1 it is not kept.
   int concurrency = 1;
 };
@@ -146,6 +151,10 @@ class Host {
   // A thread of the host runs this, before calls that wait. False: the host is closed, and nothing was taken.
   // What goes on when a call has been answered belongs there, and not in whichever thread hears of it.
   bool Post(absl::AnyInvocable<void()>& task);
+  // Of a host without threads: deadlines that are over, and a turn of one actor or task. False: there was
+  // nothing to do before NextDeadline.
+  bool Turn();
+  std::optional<Instant> NextDeadline() const;
   bool Lives(uint64_t number) const;
   std::string WhyEnded(uint64_t number) const;  // "" when that is long ago
   // Of the actors that it makes: `number` is theirs.
@@ -166,6 +175,8 @@ class Host {
     uint64_t answered = 0;  // since the host was made
   };
   Counts counts() const;
+  // Looks at all actors, a few at a time, so that calls go on meanwhile.
+  Listing List(const ListQuestion& question) const;
 
  private:
   class Core;

@@ -1,5 +1,7 @@
 #include "actors/exec/host.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <map>
 #include <memory>
@@ -417,6 +419,193 @@ TEST_F(HostTest, WhatALookFoundWaitsForNothingThatGoesOn) {
     mutex.AwaitFor(absl::Milliseconds(10), [] { return false; });
   EXPECT_TRUE(went && also);
   host_->SetLookAround(nullptr);
+}
+
+// Whoever keeps an actor has its answers with its state: one that had not begun has no change behind it, and
+// would wait for ever.
+TEST(HostWithoutThreads, WhatBecameOfACallThatDidNotBeginIsSaved) {
+  ManualClock clock;
+  std::vector<std::string> events;
+  HostOptions options;
+  options.threads = 0;
+  options.seed = 1;
+  options.on_saved = [&](uint64_t, const absl::Status&, const std::string& state) {
+    events.push_back("saved " + state);
+    return true;
+  };
+  Host host(options, clock);
+  BegunCall* begun = nullptr;
+  ActorClass type;
+  type.name = "Log";
+  type.methods = 2;
+  type.constant = {true, false};
+  type.create = [](absl::string_view) -> absl::StatusOr<void*> { return new Log{"state"}; };
+  type.destroy = [](void* self) { delete static_cast<Log*>(self); };
+  type.save = [](void* self) -> absl::StatusOr<std::string> { return static_cast<Log*>(self)->text; };
+  type.load = [](void*, absl::string_view) { return absl::OkStatus(); };
+  type.call = [&](void*, int, absl::string_view, BegunCall* call) { begun = call; };
+  ASSERT_TRUE(host.Register(std::move(type)).ok());
+  const auto turn = [&] {
+    while (host.Turn()) {
+    }
+  };
+  const auto taker = [&](const std::string& name) {
+    return [&events, name](const absl::Status& status, absl::string_view) {
+      events.push_back(name + " " + absl::StatusCodeToString(status.code()));
+    };
+  };
+  ActorAddress address = host.address();
+  SpawnOptions spawn;
+  spawn.keep = true;
+  host.Spawn("Log", spawn, "", kSoon,
+             [&](const absl::Status&, absl::string_view result) { address = *ActorAddress::Parse(result); });
+  turn();
+  host.Call(address, 0, "", kSoon, taker("reads"));
+  host.Call(address, 1, "", absl::Seconds(1), taker("changes"));
+  turn();
+  ASSERT_NE(begun, nullptr);
+  EXPECT_EQ(host.NextDeadline(), clock.Now() + absl::Seconds(1));
+  clock.Advance(absl::Seconds(2));
+  turn();
+  begun->Answer(absl::OkStatus(), "", false);
+  turn();
+  EXPECT_THAT(events, ElementsAre("changes DEADLINE_EXCEEDED", "reads OK", "saved state"));
+}
+
+// The clock looks just as the answer is told.
+TEST(Host, AKeptCallIsAnsweredOrLateAndNotBoth) {
+  ManualClock clock;
+  HostOptions options;
+  options.threads = 0;
+  Host host(options, clock);
+  ActorClass type;
+  type.name = "Log";
+  type.methods = 1;
+  type.create = [](absl::string_view) -> absl::StatusOr<void*> { return new Log; };
+  type.destroy = [](void* self) { delete static_cast<Log*>(self); };
+  type.save = [](void*) -> absl::StatusOr<std::string> { return "state"; };
+  type.load = [](void*, absl::string_view) { return absl::OkStatus(); };
+  type.call = [](void*, int, absl::string_view, BegunCall* call) {
+    call->Answer(absl::OkStatus(), "", false);
+  };
+  ASSERT_TRUE(host.Register(std::move(type)).ok());
+  Answer made, answer;
+  SpawnOptions kept;
+  kept.keep = true;
+  host.Spawn("Log", kept, "", kSoon, made.Taker());
+  while (host.Turn()) {
+  }
+  const ActorAddress address = *ActorAddress::Parse(*made.Get());
+  Reply taker = answer.Taker();
+  host.Call(address, 0, "", absl::Seconds(1), [&](const absl::Status& status, absl::string_view result) {
+    taker(status, result);
+    clock.Advance(absl::Seconds(2));
+    host.Turn();
+  });
+  while (host.Turn()) {
+  }
+  EXPECT_TRUE(answer.Get().ok());
+  EXPECT_EQ(answer.times(), 1);
+}
+
+TEST_F(HostTest, TheListSaysWhatAnActorDoesAndWhatWaits) {
+  Open();
+  const ActorAddress idle = SpawnOne();
+  EXPECT_TRUE(CallOne(idle, 0, "x").ok());
+  SpawnOptions named;
+  named.name = "ps/0";
+  const ActorAddress busy = SpawnOne("", named);
+  Answer at_gate, behind, later;
+  host_->Call(busy, 1, "", kSoon, at_gate.Taker());
+  host_->Call(busy, 0, "abc", kSoon, behind.Taker());
+  Until([&] { return at_gate_ == 1; });
+  const Listing all = host_->List({});
+  ASSERT_EQ(all.actors.size(), 2u);
+  const ActorFacts& runs = all.actors[0];  // the busiest first
+  EXPECT_EQ(runs.number, busy.number);
+  EXPECT_EQ(runs.name, "ps/0");
+  EXPECT_EQ(runs.doing, Doing::kRunning);
+  EXPECT_EQ(runs.method, "method 1") << "the signature of this class names none";
+  EXPECT_GT(runs.thread, 0);
+  EXPECT_NE(runs.thread, gettid());
+  EXPECT_EQ(runs.waiting, 1u);
+  EXPECT_EQ(runs.waiting_bytes, 3u);
+  EXPECT_EQ(runs.answered, 0u);
+  EXPECT_EQ(all.actors[1].doing, Doing::kIdle);
+  EXPECT_EQ(all.actors[1].answered, 1u);
+  EXPECT_EQ(all.actors[1].thread, 0);
+  const ClassFacts& total = all.classes.at("Log");
+  EXPECT_EQ(total.actors, 2u);
+  EXPECT_EQ(total.running, 1u);
+  EXPECT_EQ(total.waiting, 1u);
+  EXPECT_EQ(total.times.count(), 1u);
+  gate_.Notify();
+  EXPECT_TRUE(behind.Get().ok());
+  host_->Call(busy, 3, "", kSoon, later.Taker());  // leaves its thread, as a coroutine that awaits does
+  Until([&] { return host_->List({}).classes.at("Log").awaiting == 1; });
+  const ActorFacts awaits = host_->List({.number = busy.number}).actors.at(0);
+  EXPECT_EQ(awaits.doing, Doing::kAwaiting);
+  EXPECT_EQ(awaits.method, "method 3");
+  EXPECT_EQ(awaits.thread, 0);
+  MutexLock lock(&mutex_);
+  later_.at(0)->Answer(absl::OkStatus(), "", false);
+}
+
+TEST_F(HostTest, TheListHasWhatWasAskedForAndCountsTheRest) {
+  Open();
+  std::vector<ActorAddress> all;
+  for (int i = 0; i < 700; ++i) all.push_back(SpawnOne());
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(CallOne(all[500], 0, "x").ok());
+  const Listing some = host_->List({.limit = 4});
+  EXPECT_EQ(some.actors.size(), 4u);
+  EXPECT_EQ(some.left_out, 696u);
+  EXPECT_EQ(some.actors[0].number, all[500].number) << "the busiest first";
+  EXPECT_EQ(some.classes.at("Log").actors, 700u);
+  EXPECT_EQ(host_->List({.number = all[3].number}).actors.size(), 1u);
+  EXPECT_TRUE(host_->List({.type = "Other"}).classes.empty());
+  EXPECT_EQ(host_->List({.limit = 0}).left_out, 700u);
+}
+
+// Who waits for a call waits for those before it, too, and that is what the list tells.
+TEST_F(HostTest, TheTimeOfACallIsFromWhenItWasMade) {
+  Open();
+  const ActorAddress log = SpawnOne();
+  Answer at_gate, behind;
+  const Instant before = clock_.Now();
+  host_->Call(log, 1, "", kSoon, at_gate.Taker());
+  host_->Call(log, 0, "x", kSoon, behind.Taker());
+  Until([&] { return clock_.Now() - before > absl::Milliseconds(40); });
+  gate_.Notify();
+  EXPECT_TRUE(behind.Get().ok());
+  const ActorFacts facts = host_->List({}).actors.at(0);
+  EXPECT_GE(facts.half, absl::Milliseconds(16))
+      << "both took 40 ms at least, which is known to a factor of 2";
+  EXPECT_GE(facts.most, facts.half);
+}
+
+TEST_F(HostTest, WhatBecameOfAnActorThatThrewIsTold) {
+  Mutex mutex;
+  std::vector<std::string> news;
+  HostOptions options;
+  options.on_news = [&](const std::string& text) {
+    MutexLock lock(&mutex);
+    news.push_back(text);
+  };
+  Open(options);
+  SpawnOptions once;
+  once.restarts = 1;
+  once.name = "frail";
+  const ActorAddress log = SpawnOne("", once);
+  EXPECT_FALSE(CallOne(log, 2).ok());
+  EXPECT_TRUE(CallOne(log, 0, "x").ok());
+  EXPECT_EQ(host_->List({}).actors.at(0).restarts, 1);
+  EXPECT_FALSE(CallOne(log, 2).ok());
+  Until([&] { return !host_->Lives(log.number); });
+  MutexLock lock(&mutex);
+  EXPECT_THAT(news,
+              ElementsAre("Log frail threw: it threw; it was made anew (1 of 1 restarts within 1h)",
+                          "Log frail threw: it threw; it has ended: it threw 2 times within 1h, and has "
+                          "1 restarts"));
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ void IncomingCalls::OnCall(const CallerId& caller, const CallFrame& frame, std::
 }
 
 bool IncomingCalls::Run(const CallerId& caller, const CallFrame& frame) {
-  // What was given up never runs, so no state has to be kept for its answer, and none would come.
+  // What changes nothing has no save behind it that its answer could wait for.
   const bool changes = !frame.given_up && (!kept_.contains(frame.actor) ||
                                            !functions_.constant(frame.actor, static_cast<int>(frame.method)));
   Reply reply = functions_.reply(caller, frame.actor, frame.number, changes);

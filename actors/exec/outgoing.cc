@@ -234,9 +234,11 @@ void OutgoingCalls::OnTime(Instant now, HeardReplies& heard) {
     if (of == actors_.end()) continue;
     std::erase_if(of->second.queued, [&](Call& call) {
       if (call.deadline > now) return false;
-      heard.push_back({std::move(call.reply),
-                       absl::DeadlineExceededError(absl::StrCat("others to ", name_, " were before it")),
-                       ""});
+      heard.push_back(
+          {std::move(call.reply),
+           absl::DeadlineExceededError(absl::StrCat(
+               "the call has not been sent, and does not run: others to ", name_, " were before it")),
+           ""});
       return true;
     });
   }

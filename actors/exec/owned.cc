@@ -138,6 +138,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
 
   void ProcessLost(const CallerId& process) {
     std::vector<Told> told;
+    std::vector<Moved> ended;
     {
       MutexLock lock(&mutex_);
       gone_.insert(process);
@@ -150,14 +151,17 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       for (const uint64_t id : lost) {
         const auto it = owned_.find(id);
         it->second.made = false;
+        it->second.lost_with = process;
         std::string reason = CountLoss(it->second);
         if (reason.empty()) {
           to_make_.push_back(id);
         } else {
+          ended.push_back(MovedOf(it->second, std::nullopt, reason));
           told.push_back(Forget(it, reason));
         }
       }
     }
+    for (const Moved& one : ended) TellMoved(one);
     for (Told& one : told) one.Tell();
     MakeSome();
   }
@@ -242,6 +246,13 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     return told;
   }
 
+  static Moved MovedOf(const Owned& owned, std::optional<CallerId> to, const std::string& reason) {
+    return {owned.spec.type, owned.spec.options.name, *owned.lost_with, to, reason};
+  }
+  void TellMoved(const Moved& moved) const {
+    if (functions_.on_moved) functions_.on_moved(moved);
+  }
+
   // Why it ends; empty: it is made anew.
   std::string CountLoss(Owned& owned) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Instant now = clock_.Now();
@@ -278,6 +289,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
                          (absl::IsDeadlineExceeded(status) && !it->second.spawner));
       if (lost) {
         const std::string reason = CountLoss(it->second);
+        if (!it->second.lost_with) it->second.lost_with = it->second.on;
         again = reason.empty() && (!it->second.spawner || clock_.Now() < it->second.deadline);
         if (status.ok()) settled = absl::UnavailableError(reason.empty() ? "its process was lost" : reason);
         if (again) {
@@ -298,15 +310,22 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     Told told;
     Reply spawner;
     ActorRef ref;
+    std::optional<Moved> moved;
     bool over = false;
     {
       MutexLock lock(&mutex_);
       const auto it = owned_.find(id);
       over = it == owned_.end();
+      if (!over && it->second.lost_with) {
+        moved = MovedOf(it->second, it->second.on, "");
+        if (!status.ok()) moved->to.reset();
+        moved->reason = std::string(status.message());
+        it->second.lost_with.reset();
+      }
       if (!over) {
         spawner = std::exchange(it->second.spawner, nullptr);
         if (it->second.spec.options.keep) ref.flags |= ActorRef::kKept;
-        if (!it->second.spec.name.empty()) ref.flags |= ActorRef::kDetached;
+        if (it->second.spec.detached) ref.flags |= ActorRef::kDetached;
       }
       if (!over && status.ok()) {
         it->second.at = *at;
@@ -318,8 +337,9 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       }
       over = over && !closed_;
     }
+    if (moved) TellMoved(*moved);
     if (over && status.ok()) functions_.end(*at, "its owner let it go as it was made");
-    for (Reply& one : asked) one(status, status.ok() ? result : "");
+    for (Reply& one : asked) one(status.ok() ? status : Ended(status.message()), status.ok() ? result : "");
     told.Tell();
     if (!spawner) return;
     if (!status.ok()) return spawner(status, "");
@@ -347,6 +367,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       absl::StatusOr<CallerId> on;
       Told told;
       Reply spawner;
+      std::optional<Moved> ended;
       absl::Duration timeout = kMakeWithin;
       {
         MutexLock lock(&mutex_);
@@ -363,9 +384,11 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
           if (it->second.spawner) timeout = it->second.deadline - clock_.Now();
         } else {
           spawner = std::exchange(it->second.spawner, nullptr);
-          told = Forget(it, std::string(on.status().message()));
+          ended = MovedOf(it->second, std::nullopt, std::string(on.status().message()));
+          told = Forget(it, ended->reason);
         }
       }
+      if (ended) TellMoved(*ended);
       told.Tell();
       if (spawner) spawner(on.status(), {});
       if (!on.ok()) continue;

@@ -45,10 +45,16 @@ class OwnedActors {
     std::string type;
     SpawnOptions options;
     Placement placement;
-    std::string name;  // of a detached actor, which outlives this process; empty: it is none
+    bool detached = false;  // it has a name, and outlives this process
     std::string arguments;
     uint64_t id = 0;     // this process has this number for it, and keeps its state if the options say so
     std::string record;  // a KeptRecord; empty: there is none yet
+  };
+  struct Moved {
+    std::string type, name;
+    CallerId from;
+    std::optional<CallerId> to;  // nullopt: it has ended
+    std::string reason;          // then
   };
   struct Functions {
     // Where one is to be made; an error: nowhere.
@@ -58,6 +64,8 @@ class OwnedActors {
     // Makes one there; the reply is an address.
     std::function<void(const CallerId& at, const Spec& spec, absl::Duration timeout, Reply reply)> make;
     std::function<void(const ActorAddress& at, const std::string& reason)> end;
+    // What became of an actor whose process was lost. May be null.
+    std::function<void(const Moved& moved)> on_moved;
   };
   OwnedActors(const CallerId& self, Functions functions, const Clock& clock);
 
@@ -93,7 +101,8 @@ class OwnedActors {
     ActorAddress at;
     CallerId on;  // where it is, or is being made
     bool made = false;
-    std::vector<Instant> losses;  // within kRestartWindow
+    std::optional<CallerId> lost_with;  // the process that had it, until it is made anew
+    std::vector<Instant> losses;        // within kRestartWindow
     std::vector<Reply> asked, watch;
     Reply spawner;  // who has not heard of it yet, until `deadline`
     Instant deadline;

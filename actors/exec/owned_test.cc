@@ -27,6 +27,7 @@ class OwnedTest : public ::testing::Test {
       making_.emplace_back(at, std::move(reply));
     };
     functions.end = [this](const ActorAddress& at, const std::string&) { ended_.push_back(at.number); };
+    functions.on_moved = [this](const OwnedActors::Moved& moved) { moved_.push_back(moved); };
     owned_ = std::make_unique<OwnedActors>(kOwn, std::move(functions), clock_);
   }
 
@@ -61,6 +62,7 @@ class OwnedTest : public ::testing::Test {
   std::vector<std::pair<CallerId, Reply>> making_;
   std::vector<std::string> records_, heard_;
   std::vector<uint64_t> ended_;
+  std::vector<OwnedActors::Moved> moved_;
   std::unique_ptr<OwnedActors> owned_;
 };
 
@@ -81,6 +83,23 @@ TEST_F(OwnedTest, WhoAsksWhereALostActorIsHearsOfItWhenItIsThere) {
   EXPECT_EQ(owned_->size(), 0u);
 }
 
+TEST_F(OwnedTest, WhatBecameOfALostActorIsToldOnce) {
+  Spawn(7);
+  EXPECT_TRUE(moved_.empty());
+  places_ = {kTwo};
+  owned_->ProcessLost(kOne);
+  EXPECT_TRUE(moved_.empty()) << "it is not there yet";
+  Make(8);
+  ASSERT_EQ(moved_.size(), 1u);
+  EXPECT_EQ(moved_[0].from, kOne);
+  EXPECT_EQ(moved_[0].to, kTwo);
+  owned_->ProcessLost(kTwo);
+  ASSERT_EQ(moved_.size(), 2u);
+  EXPECT_EQ(moved_[1].from, kTwo);
+  EXPECT_EQ(moved_[1].to, std::nullopt);
+  EXPECT_EQ(moved_[1].reason, "its process was lost 2 times within 1h, and it has 1 restarts");
+}
+
 TEST_F(OwnedTest, WhatIsLetGoAsItIsMadeIsEnded) {
   const uint64_t id = Spawn(7);
   places_ = {kTwo};
@@ -94,9 +113,14 @@ TEST_F(OwnedTest, WhatIsLetGoAsItIsMadeIsEnded) {
 TEST_F(OwnedTest, OneThatIsLostAsItIsMadeIsLostOnceMore) {
   const uint64_t id = Spawn(7);
   owned_->ProcessLost(kOne);
+  absl::Status asked;
+  owned_->Locate(id, {kOne.high, kOne.low, 7},
+                 [&](const absl::Status& status, absl::string_view) { asked = status; });
   making_[0].second(absl::UnavailableError("that process is lost, too"), "");
   owned_->Locate(id, {}, Taker());
   EXPECT_THAT(heard_, ElementsAre("the actor is no more: that process is lost, too"));
+  // And not kUnavailable, which is said of an owner that is lost.
+  EXPECT_TRUE(absl::IsNotFound(asked)) << asked;
 }
 
 TEST_F(OwnedTest, ASpawnWhoseProcessIsLostGoesElsewhere) {

@@ -142,6 +142,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   }
 
   void Start() {
+    if (!options_.thread) return;
     thread_ = StartWithoutSignals([this] { Run(); });
   }
 
@@ -151,7 +152,17 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
       inbox_->ending = true;
     }
     inbox_->Wake();
+    if (!options_.thread && !ended_) {
+      ends_ = clock_.Now();  // time stands still here
+      Turn();
+    }
     if (thread_.joinable()) thread_.join();
+  }
+
+  absl::Duration Turn() {
+    const bool any = Receive(0);
+    const absl::Duration wait = absl::Milliseconds(Work().value_or(0));
+    return any ? absl::ZeroDuration() : wait;  // there may be more
   }
 
   void Quiet() {
@@ -238,6 +249,14 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
     std::optional<Instant> timer;
   };
 
+  // And not by where they lie in memory: a simulation takes the same course again.
+  struct ById {
+    bool operator()(const Peer* a, const Peer* b) const { return a->id < b->id; }
+    bool operator()(const std::pair<Instant, Peer*>& a, const std::pair<Instant, Peer*>& b) const {
+      return a.first != b.first ? a.first < b.first : a.second->id < b.second->id;
+    }
+  };
+
   IncomingCalls::Functions Functions() {
     IncomingCalls::Functions functions;
     functions.call = [this](uint64_t actor, int method, std::string& arguments, absl::Duration timeout,
@@ -285,40 +304,47 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   };
 
   void Run() {
-    bool again = false;
-    std::optional<Instant> ends;
+    while (const std::optional<int> timeout_ms = Work()) Receive(*timeout_ms);
+  }
+
+  // Waits so long for what the connections have. False: nothing came.
+  bool Receive(int timeout_ms) {
     std::array<epoll_event, 64> events;
-    for (;;) {
-      int timeout_ms = 0;
-      {
-        MutexLock lock(&mutex_);
-        const Within here(this);
-        Inbox::Content content = inbox_->TakeAll(/*sleep=*/!again);
-        const bool content_was_empty = content.empty();
-        bool waits = content_was_empty;
-        TakeIn(content);
-        waits &= !ReceiveNear();
-        Pump(/*all=*/true);
-        again = incoming_.Flush(Sender()) || more_;
-        agains_ = again && content_was_empty ? agains_ + 1 : 0;
-        Tell();
-        if (Ended(again, ends)) {
-          ended_ = true;
-          near_.store(false, std::memory_order_relaxed);
-          return Tell();
-        }
-        const Instant now = clock_.Now();
-        if (waits && !looking_ && !armed_ && now - left_at_ >= kAwayMax) armed_ = waits = Arm();
-        ticks_ = !armed_;
-        if (waits) timeout_ms = ticks_ ? 1 : WaitMs(again);
-        wakes_at_ = now + absl::Milliseconds(timeout_ms);
-      }
-      const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
-      if (count <= 0) continue;
-      MutexLock lock(&mutex_);
-      const Within here(this);
-      for (int i = 0; i < count; ++i) OnReadable(events[static_cast<size_t>(i)].data.ptr);
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+    if (count <= 0) return false;
+    MutexLock lock(&mutex_);
+    const Within here(this);
+    for (int i = 0; i < count; ++i) OnReadable(events[static_cast<size_t>(i)].data.ptr);
+    return true;
+  }
+
+  // All that there is to do but to receive. How long it may wait then, in milliseconds; none:
+  // the peers are closed.
+  std::optional<int> Work() {
+    MutexLock lock(&mutex_);
+    const Within here(this);
+    Inbox::Content content = inbox_->TakeAll(/*sleep=*/!again_);
+    const bool content_was_empty = content.empty();
+    bool waits = content_was_empty;
+    TakeIn(content);
+    waits &= !ReceiveNear();
+    Pump(/*all=*/true);
+    again_ = incoming_.Flush(Sender()) || more_;
+    agains_ = again_ && content_was_empty ? agains_ + 1 : 0;
+    Tell();
+    if (Ended()) {
+      ended_ = true;
+      near_.store(false, std::memory_order_relaxed);
+      Tell();
+      return std::nullopt;
     }
+    const Instant now = clock_.Now();
+    if (waits && !looking_ && !armed_ && now - left_at_ >= kAwayMax) armed_ = waits = Arm();
+    ticks_ = !armed_;
+    int timeout_ms = 0;
+    if (waits) timeout_ms = ticks_ ? 1 : WaitMs(again_);
+    wakes_at_ = now + absl::Milliseconds(timeout_ms);
+    return timeout_ms;
   }
 
   // A turn of another thread: what came over shared memory, and what other threads bring. False: nothing.
@@ -393,12 +419,12 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   IncomingCalls::SendFunction LocalSender() { return send_near_; }
 
   // The last answers go out before the end.
-  bool Ended(bool unsent, std::optional<Instant>& ends) {
+  bool Ended() {
     MutexLock lock(&inbox_->mutex);
     if (!inbox_->ending) return false;
     const Instant now = clock_.Now();
-    if (!ends) ends = now + kLastAnswers;
-    if ((unsent || !inbox_->content.empty()) && now < *ends) return false;
+    if (!ends_) ends_ = now + kLastAnswers;
+    if ((again_ || !inbox_->content.empty()) && now < *ends_) return false;
     inbox_->closed = true;
     for (Inbox::NewCall& call : inbox_->content.calls)
       heard_.push_back({std::move(call.call.reply), Closed(), ""});
@@ -452,8 +478,10 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   }
 
   void OnLocated(const ActorRef& ref, const absl::StatusOr<ActorAddress>& at) {
-    if (!at.ok() && !absl::IsNotFound(at.status()) && !absl::IsUnavailable(at.status()))
-      return Locate(ref, relocations_.NotAt(ref));  // the owner is slow
+    if (!at.ok() && !absl::IsNotFound(at.status()) && !absl::IsUnavailable(at.status())) {
+      const ActorAddress before = relocations_.NotAt(ref);  // the owner is slow
+      return Locate(ref, Knows({before.host_high, before.host_low}) ? before : ActorAddress());
+    }
     if (at.ok() && !Knows({at->host_high, at->host_low})) {
       // It has come up, and this process is to hear so; or it was lost before this process came up, and the
       // owner is to hear so. Its word will do once both have.
@@ -572,8 +600,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
       timers_.erase(timers_.begin());
     }
     more_ = false;
-    std::set<Peer*> touched = std::exchange(touched_, {});
-    for (Peer* peer : touched) {
+    for (Peer* peer : std::exchange(touched_, {})) {
       if (!all && (peer->link == nullptr || peer->calls.gone())) {
         touched_.insert(peer);
         more_ = true;
@@ -783,11 +810,13 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   IncomingCalls incoming_;
   Relocations relocations_;
   std::map<CallerId, Peer> peers_;  // those that are gone stay, so that who calls them hears of it
-  std::set<Peer*> touched_;
-  std::set<std::pair<Instant, Peer*>> timers_;
+  std::set<Peer*, ById> touched_;
+  std::set<std::pair<Instant, Peer*>, ById> timers_;
   HeardReplies heard_;
   bool more_ = false;
-  int agains_ = 0;  // turns in a row in which connections took nothing
+  bool again_ = false;           // some connections took nothing
+  std::optional<Instant> ends_;  // the last answers leave until then
+  int agains_ = 0;               // turns in a row in which connections took nothing
   std::atomic<uint64_t> answered_{0};
   std::optional<Instant> complained_;
   char server_fd_ = 0, wake_fd_ = 0, local_fd_ = 0;  // their addresses name the descriptors
@@ -824,6 +853,7 @@ void Peers::Stop() {
 }
 
 void Peers::Quiet() { loop_->Quiet(); }
+absl::Duration Peers::Turn() { return loop_->Turn(); }
 
 void Peers::SetProcesses(std::vector<PeerProcess> processes) {
   inbox_->Add([&](Inbox::Content& content) { content.processes.push_back(std::move(processes)); });

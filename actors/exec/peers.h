@@ -41,6 +41,7 @@ class Peers {
   struct Options {
     CallerId self;
     size_t callers_max = 16'384;
+    bool thread = true;  // false: whoever has the peers calls Turn instead (a simulation)
     std::function<absl::StatusOr<std::unique_ptr<port::ClientTransport>>(const std::string& endpoint)>
         connect;
     // Those that connect to this process over shared memory; null: none do. Null: there is no such process
@@ -66,6 +67,9 @@ class Peers {
   // Sends the answers that are there, for a second at most. Calls without an answer are kCancelled, and so
   // are those that come later. Not from a reply.
   void Stop();
+  // Of peers without a thread: what the connections have, and all that there is to do now. How long it may
+  // wait for something to come.
+  absl::Duration Turn();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 

@@ -10,7 +10,7 @@
 namespace gtrain::actors {
 namespace {
 
-constexpr absl::string_view kVersion = "gtrain-actors-1";
+constexpr absl::string_view kVersion = "gtrain-actors-2";
 constexpr size_t kNameBytesMax = 255, kSignatureBytesMax = 64 << 10;
 
 absl::Status Malformed(absl::string_view what) { return absl::InvalidArgumentError(what); }
@@ -55,11 +55,12 @@ std::string PrintSpawn(const SpawnRequest& request) {
   std::string bytes;
   PutText(request.type, &bytes);
   PutText(request.signature, &bytes);
+  PutText(request.name, &bytes);
   PutNumber(request.restarts, &bytes);
   PutNumber(request.concurrency, &bytes);
   PutNumber(request.id, &bytes);
   PutNumber(request.kept, &bytes);
-  PutText(request.name, &bytes);
+  PutNumber(request.detached, &bytes);
   PutNumber(request.spread, &bytes);
   PutNumber(request.rank, &bytes);
   PutText(request.record, &bytes);
@@ -70,13 +71,15 @@ std::string PrintSpawn(const SpawnRequest& request) {
 absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
   SpawnRequest request;
   if (!TakeText(&bytes, kNameBytesMax, &request.type) ||
-      !TakeText(&bytes, kSignatureBytesMax, &request.signature) || !TakeNumber(&bytes, &request.restarts) ||
+      !TakeText(&bytes, kSignatureBytesMax, &request.signature) ||
+      !TakeText(&bytes, kNameBytesMax, &request.name) || !TakeNumber(&bytes, &request.restarts) ||
       !TakeNumber(&bytes, &request.concurrency) || !TakeNumber(&bytes, &request.id) ||
-      !TakeNumber(&bytes, &request.kept) || !TakeText(&bytes, kNameBytesMax, &request.name) ||
+      !TakeNumber(&bytes, &request.kept) || !TakeNumber(&bytes, &request.detached) ||
       !TakeNumber(&bytes, &request.spread) || !TakeNumber(&bytes, &request.rank) ||
       !TakeText(&bytes, kCallBytesMax, &request.record))
     return Malformed("what is to be spawned ends too early");
   if (request.kept > 1) return Malformed("kept more than once");
+  if (request.detached > 1) return Malformed("detached more than once");
   if (request.restarts < 0) return Malformed("fewer than no restarts");
   if (request.concurrency < 1 || (request.concurrency > 1 && request.kept != 0))
     return Malformed("no call at a time, or several of a kept actor");

@@ -53,16 +53,17 @@ struct OwnedName {
 
 struct SpawnRequest {
   absl::string_view type, signature;
+  absl::string_view name;  // that the actor was spawned with; "": none
   int32_t restarts = 0;
   int32_t concurrency = 1;
-  uint64_t id = 0;   // the owner's number of it
-  uint8_t kept = 0;  // 1: the owner keeps its state
-  absl::string_view
-      record;  // that the owner has of it: a KeptRecord; empty: it is made of its arguments alone
-  // Of a detached actor: its name, and where it is made anew. Empty: it is none.
-  absl::string_view name;
+  uint64_t id = 0;       // the owner's number of it
+  uint8_t kept = 0;      // 1: the owner keeps its state
+  uint8_t detached = 0;  // 1: it outlives its owner
+  // Where it is made anew, of a detached actor.
   uint8_t spread = 0;
   int32_t rank = -1;
+  absl::string_view
+      record;  // that the owner has of it: a KeptRecord; empty: it is made of its arguments alone
   absl::string_view arguments;
 };
 std::string PrintSpawn(const SpawnRequest& request);

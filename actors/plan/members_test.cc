@@ -35,6 +35,7 @@ TEST(Spawn, IsReadAsItWasWritten) {
   SpawnRequest request{.type = "Class", .signature = "(); F() -> void", .restarts = 3, .id = 7, .kept = 1};
   request.record = "record";
   request.name = "ps";
+  request.detached = 1;
   request.spread = 2;
   request.rank = 5;
   request.arguments = absl::string_view("a\0b", 3);
@@ -49,18 +50,20 @@ TEST(Spawn, IsReadAsItWasWritten) {
   EXPECT_EQ(read->record, "record");
   EXPECT_EQ(read->concurrency, 1);
   EXPECT_EQ(read->name, "ps");
+  EXPECT_EQ(read->detached, 1);
   EXPECT_EQ(read->spread, 2);
   EXPECT_EQ(read->rank, 5);
   EXPECT_EQ(read->arguments, absl::string_view("a\0b", 3));
   for (size_t size = 0; size < bytes.size() - 3; ++size) EXPECT_FALSE(ParseSpawn(bytes.substr(0, size)).ok());
   const SpawnRequest good{.type = "Class", .kept = 1};
   EXPECT_TRUE(ParseSpawn(PrintSpawn(good)).ok());
-  std::vector<SpawnRequest> wrong(5, good);
+  std::vector<SpawnRequest> wrong(6, good);
   wrong[0].restarts = -1;
   wrong[1].kept = 2;
   wrong[2].concurrency = 0;
   wrong[3].concurrency = 2;  // of one that is kept
   wrong[4].spread = kSpreadMax + 1;
+  wrong[5].detached = 2;
   for (const SpawnRequest& one : wrong) EXPECT_FALSE(ParseSpawn(PrintSpawn(one)).ok());
 }
 

@@ -118,8 +118,8 @@ TEST(CheckJobWord, RefusesWhatIsNoIdForEveryVerbThatTakesAJob) {
     for (const char* good : {"", "train", "train-3", "./x", "gtrain-runs/train-3-5c3e90ab"})
       EXPECT_TRUE(check(good).ok()) << verb.name << " " << good;
   }
-  EXPECT_THAT(checked, ElementsAre("attach", "chaos", "data", "exec", "logs", "report", "scale", "stack",
-                                   "status", "stop", "why"));
+  EXPECT_THAT(checked, ElementsAre("actors", "attach", "chaos", "data", "exec", "logs", "report", "scale",
+                                   "stack", "status", "stop", "why"));
   EXPECT_THAT(std::string(CheckId("a b", "token", "gtrain token ls").message()),
               AllOf(HasSubstr("'a b' is not a token id"), HasSubstr("`gtrain token ls` lists them")));
 }

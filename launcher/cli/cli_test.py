@@ -290,6 +290,60 @@ class Usage(CliTest):
         for shell in ('zsh', 'fish'):
             self.assertIn('gtrain', self.run_gtrain('completion', shell, expect=0).out)
 
+    TOPOLOGIES = os.path.join(SOURCE, 'tests/topo')
+
+    def test_a_plan_on_a_topology_is_kept_when_a_machine_is_lost(self):
+        topology = os.path.join(self.TOPOLOGIES, 'aws-p5.json')
+        self.job('run: python train.py\nranks: {min: 8, max: 48}\nmesh: {dp: "*", tp: 8}\n')
+        plan = ('plan', 'job.yaml', '--topology', topology)
+        first = self.run_gtrain(*plan, '--rankfile-out', 'ranks.txt', expect=0).out
+        self.assertIn('placed: 48 ranks of mesh {dp: 6, tp: 8}', first)
+        self.assertRegex(first, r'predicted communication of a step: .*; no placement is below ')
+        self.assertIn('rejected: spread', first)
+        lost = json.loads(self.run_gtrain(*plan, '--json', expect=0).out)['ranks'][0]['machine']
+        again = json.loads(self.run_gtrain(*plan, '--json', '--rankfile', 'ranks.txt', '--set', f'where.exclude=[{lost}]',
+                                           expect=0).out)
+        self.assertEqual(len(again['moves']), 8)
+        with open(os.path.join(self.dir, 'ranks.txt')) as file:
+            before = {int(line.split('=')[0][5:]): line.split()[1].split('=')[1] for line in file}
+        for rank in again['ranks']:
+            if before[rank['rank']] == lost:
+                self.assertNotEqual(rank['machine'], lost)
+            else:
+                self.assertEqual(rank['machine'], before[rank['rank']], 'only ranks of the lost machine move')
+        refused = self.run_gtrain(*plan, '--set', 'ranks=72', expect=1).out
+        self.assertIn('not placed: needs 72 places for mesh {dp: 9, tp: 8}; the topology has 64', refused)
+        self.assertIn('would unblock it: dp: 8 instead of 9', refused)
+
+    def test_wrong_words_about_topologies_are_named(self):
+        topology = os.path.join(self.TOPOLOGIES, 'aws-p5.json')
+        with open(os.path.join(self.dir, 'bad.json'), 'w') as file:
+            file.write('{"gtrain_topology": 1,\n "machines": [{"names": "a", "shape": "x"}]}\n')
+        self.assertIn('bad.json:2: machines/0/shape: no shape is called "x"',
+                      self.run_gtrain('topology', 'show', 'bad.json').err)
+        self.job('run: python train.py\nranks: 8\nmesh: {dp: 1, tp: 8}\n')
+        plan = ('plan', 'job.yaml', '--topology', topology)
+        self.assertIn('the mesh has no such axis', self.run_gtrain(*plan, '--traffic', 'pp=1GB').err)
+        self.assertIn('must be AXIS=SIZE', self.run_gtrain(*plan, '--traffic', 'tp=much').err)
+        self.assertIn('exclude each other', self.run_gtrain(*plan, '--nodes', 'a:1').err)
+        self.assertIn('--rankfile needs --topology', self.run_gtrain('plan', 'job.yaml', '--rankfile', 'x').err)
+        self.assertIn('per: node', self.run_gtrain(*plan, '--set', 'per=node', '--set', 'ranks=1', '--set', 'mesh={}').err)
+        self.assertIn('there are capture and show', self.run_gtrain('topology', 'draw').err)
+        self.assertIn('one source at a time', self.run_gtrain('topology', 'capture', '--ib', 'a', '--aws', 'b').err)
+
+    def test_a_topology_is_captured_shown_and_drawn(self):
+        self.run_gtrain('topology', 'capture', '--out', 'this.json', expect=0)
+        self.assertIn('1 machines', self.run_gtrain('topology', 'show', 'this.json', expect=0).out)
+        with open(os.path.join(self.dir, 'topology.conf'), 'w') as file:
+            file.write('SwitchName=s0 Nodes=tux[0-3]\nSwitchName=s1 Nodes=tux[4-7]\nSwitchName=s2 Switches=s[0-1]\n')
+        self.run_gtrain('topology', 'capture', '--slurm', 'topology.conf', '--like', os.path.join(self.TOPOLOGIES, 'mi300x.json'),
+                        '--out', 'cluster.json', expect=0)
+        shown = self.run_gtrain('topology', 'show', 'cluster.json', '--svg', 'cluster.svg', expect=0).out
+        self.assertIn('machines: tux[0-7]', shown)
+        self.assertIn('AMD Instinct MI300X', shown)
+        with open(os.path.join(self.dir, 'cluster.svg')) as file:
+            self.assertEqual(file.read().count('>tux'), 8)
+
     def test_validate_and_plan_need_no_cluster(self):
         self.job('run: python train.py\nranks: 4\ncheckpoint: {uri: ckpt}\n', 'Train_Me.yaml')
         self.assertIn('Train_Me.yaml: ok (train-me, ', self.run_gtrain('validate', 'Train_Me.yaml', expect=0).out)
@@ -327,7 +381,7 @@ class Usage(CliTest):
 
     def test_a_word_that_is_no_id_is_said_at_once(self):
         """Before any head is asked: one that runs would drop it, and the answer was 20 s away."""
-        for verb in ('logs', 'status', 'why', 'report', 'stop', 'attach', 'stack', 'scale', 'exec'):
+        for verb in ('logs', 'status', 'why', 'report', 'stop', 'attach', 'stack', 'actors', 'scale', 'exec'):
             for word in ('.', '..', 'a b'):
                 done = self.run_gtrain(verb, word, *(['--', 'true'] if verb == 'exec' else []))
                 self.assertIn(f"'{word}' is not a job id", done.err)

@@ -3,6 +3,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "launcher/cli/context.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/terminal.h"
+#include "launcher/cli/topology_plan.h"
 #include "launcher/cli/verbs.h"
 #include "runtime/agent/node.h"
 #include "runtime/core/head/gang.h"
@@ -142,6 +144,14 @@ json ToJson(const plan::Placement& placement) {
 
 absl::StatusOr<int> Plan(const Args& args) {
   GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
+  if (args.Has("topology")) {
+    if (!args.Has("nodes") && !args.Has("context")) return PlanOnTopology(args, input);
+    return absl::InvalidArgumentError("--topology, --nodes and --context exclude each other");
+  }
+  for (const Flag& flag : TopologyFlags()) {
+    if (args.Has(flag.name))
+      return absl::InvalidArgumentError(absl::StrCat("--", flag.name, " needs --topology"));
+  }
   GT_ASSIGN_OR_RETURN(const PlanNodes nodes, ChooseNodes(args));
   plan::Placement placement = plan::Place(nodes.views, core::DemandOf(input.spec, nodes.on_this_machine));
   if (nodes.on_this_machine && placement.placed) {  // as launch refuses it
@@ -180,10 +190,15 @@ Verb PlanVerb() {
       "Exit code 0 when the job fits, 1 when it does not (with the numbers), 2 when the file is wrong.\n\n"
       "  gtrain plan job.yaml --context lab             on the nodes of lab\n"
       "  gtrain plan job.yaml --nodes a:8,b:8           on two nodes of 8 hardware threads\n"
-      "  gtrain plan -n 16 --nodes a:64:8,b:64:8 -- python train.py";
+      "  gtrain plan -n 16 --nodes a:64:8,b:64:8 -- python train.py\n"
+      "  gtrain plan job.yaml --topology cluster.json   on the cluster of a file: the ranks of the mesh "
+      "where\n"
+      "                                                 a step communicates least, predicted, with what "
+      "bounds it";
   verb.flags = JobFlags();
   verb.flags.push_back({"nodes", '\0', "HOST:CPUS[:GPUS],...", "nodes to plan for that need not exist"});
   verb.flags.push_back(ContextFlag());
+  for (Flag& flag : TopologyFlags()) verb.flags.push_back(std::move(flag));
   verb.flags.push_back({"json", '\0', "", "one JSON document: placed, reason, warnings, ranks, nodes"});
   verb.words_max = 1;
   verb.takes_rest = true;

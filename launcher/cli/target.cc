@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "job/spec/parse.h"
 #include "job/spec/values.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/left.h"
@@ -62,6 +63,18 @@ absl::StatusOr<Target> FindLiveTarget(const Args& args) {
   return absl::FailedPreconditionError(
       absl::StrCat(OverText(target.job), ", so it has no ranks. `gtrain logs ", SafeText(target.job.id),
                    "` shows what they wrote; `gtrain launch` starts it anew"));
+}
+
+absl::StatusOr<std::vector<int>> RanksAsked(const JobDoc& job, const Args& args) {
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
+  if (rank) return std::vector<int>{static_cast<int>(*rank)};
+  std::vector<int> ranks;
+  for (const RankDoc& one : job.ranks) {
+    if (one.state != "exited") ranks.push_back(one.rank);
+  }
+  if (ranks.empty())
+    return absl::FailedPreconditionError(absl::StrCat("job ", job.id, " has no running ranks"));
+  return ranks;
 }
 
 std::string OverText(const JobDoc& job) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,6 +30,9 @@ absl::StatusOr<Target> FindTarget(const Args& args);
 
 // Like FindTarget, for verbs that need running ranks: FailedPrecondition when the job is over.
 absl::StatusOr<Target> FindLiveTarget(const Args& args);
+
+// The rank that --rank names, or all that have not ended: FailedPrecondition where none is left.
+absl::StatusOr<std::vector<int>> RanksAsked(const JobDoc& job, const Args& args);
 
 // "train-3 is over: SUCCEEDED"
 std::string OverText(const JobDoc& job);

@@ -98,6 +98,7 @@ class SessionGathering final : public actors::Gathering {
     return status;
   }
   void Report(uint64_t answered) override { session_->Report({.step = static_cast<int64_t>(answered)}); }
+  void Note(const std::string& text) override { session_->ReportNote(kNoteActors, text); }
 
  private:
   const std::shared_ptr<Session> session_;
@@ -171,6 +172,9 @@ absl::Status Open(gtrain_session* session, const gtrain_actors_options* options,
   static const auto* const clock = new RealClock;  // threads that are left to themselves may outlive main()
   handle->cluster = std::make_unique<actors::Cluster>(
       host, *clock, ObjectOptionsOf(options == nullptr ? 0 : options->object_bytes));
+  if (handle->session != nullptr)
+    handle->session->SetAsked(
+        [cluster = handle->cluster.get()](absl::string_view question) { return cluster->List(question); });
   *out = handle.release();
   return absl::OkStatus();
 }

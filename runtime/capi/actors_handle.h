@@ -16,6 +16,10 @@ struct gtrain_actors {
   gtrain::ForkGuard fork_guard;
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::actors::Cluster> cluster;
+
+  ~gtrain_actors() {
+    if (session != nullptr) session->SetAsked(nullptr);
+  }
 };
 
 namespace gtrain::capi {

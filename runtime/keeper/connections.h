@@ -48,7 +48,9 @@ struct RankConnection {
   uint64_t generation = 0;
   int rank = -1;
   int64_t opened_ms = 0;
-  ProcessEntry peer;  // that connected; its pid is 0 where that is not known
+  ProcessEntry peer;     // that connected; its pid is 0 where that is not known
+  bool answers = false;  // when it is asked (kRankAnswers)
+  int unanswered = 0;    // questions
   bool broken = false;
   bool ready = false;           // poll said so in this turn
   bool waits_to_write = false;  // as the set was told

@@ -215,6 +215,7 @@ void Keeper::Tick() {
   CheckLease();
   CheckFence();
   consoles_.CloseLonelyInputs();
+  asks_.Expire();
   if (!context_.agent.attached() && !quitting_ && context_.now_ms >= next_look_ms_) LookAfterSockets();
   Sweep(Connections::Which::kAll);
   context_.tick_wanted = writing || logs.handed() != handed || MoreToDo();
@@ -227,7 +228,7 @@ void Keeper::Sweep(Connections::Which which) {
 // Something waits for its time, or for room. Without it the keeper sleeps until something happens.
 bool Keeper::MoreToDo() const {
   const bool fence_without_timer = fence_until_ms_ != 0 && !fence_timer_.valid();
-  return quitting_ || fence_without_timer || !helpers_.empty() || consoles_.MoreToDo() ||
+  return quitting_ || fence_without_timer || !helpers_.empty() || !asks_.empty() || consoles_.MoreToDo() ||
          connections_.MoreToDo() || writers_.MoreToDo() || context_.generations.AnyIn(Phase::kWriting) ||
          outputs_.MoreToDo();
 }

@@ -7,7 +7,7 @@
 //
 // This is the loop, the agent's commands, and what ends ranks without an agent. Each part that it drives owns
 // its subject: children.h, ranks.h, outputs.h, endings.h, connections.h, arenas.h, rank_socket.h, writers.h,
-// helpers.h, consoles.h.
+// helpers.h, consoles.h, asks.h.
 #pragma once
 #include <poll.h>
 #include <stdint.h>
@@ -18,6 +18,7 @@
 #include "base/unique_fd.h"
 #include "runtime/core/values/keeper_messages.h"
 #include "runtime/keeper/arenas.h"
+#include "runtime/keeper/asks.h"
 #include "runtime/keeper/children.h"
 #include "runtime/keeper/connections.h"
 #include "runtime/keeper/consoles.h"
@@ -71,6 +72,7 @@ class Keeper {
   void Do(Quit& quit);
   void Do(Fence& fence);
   void Do(Console& turn) { consoles_.Take(turn); }
+  void Do(Ask& ask) { asks_.Take(ask); }
   State Describe() const;
   void RepeatToNewAgent();
 
@@ -87,7 +89,8 @@ class Keeper {
   Outputs outputs_{context_};
   Arenas arenas_{context_};
   Writers writers_{context_, connections_};
-  RankSocket rank_socket_{context_, connections_, arenas_, writers_};
+  Asks asks_{context_, connections_};
+  RankSocket rank_socket_{context_, connections_, arenas_, writers_, asks_};
   Ranks ranks_{context_, children_, outputs_, rank_socket_};
   Helpers helpers_{context_, children_};
   Consoles consoles_{context_, children_};

@@ -21,6 +21,7 @@
 //                  {"type":"owner","text":"..."}   whose the checkpoint directory is, when that changed
 //                  {"type":"storage","text":"..."}   its checkpoints cannot be read, and why; "": they can
 //                  again
+//                  {"type":"actors","text":"..."}   what became of an actor, for people
 //                  {"type":"pause","paused":false}   of rank 0: the ranks stand still behind a step when they
 //                  are asked to; true: they do
 //   agent -> rank  "table N", then a line of base64 a rank
@@ -39,7 +40,10 @@
 // such a keeper kRankFreeArena names the generation, and comes also when that is over. kRankWriter asks for a
 // writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper whose welcome says
 // kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or kKeeperNoWriter, and may
-// take as long as writers of an earlier generation hold memory. The keeper keeps what a rank sent while no
+// take as long as writers of an earlier generation hold memory. kRankAnswers: the process has something to
+// say when it is asked (`gtrain actors`), which only a keeper does whose welcome says kKeeperAsksRanks. The
+// question kKeeperAsks comes with a number and a text that is opaque to the keeper, and so does the answer
+// kRankAnswer. The keeper keeps what a rank sent while no
 // agent is connected (at most kRelayBytesMax a rank, newest progress replaces older) and delivers it to the
 // next agent.
 #pragma once
@@ -57,6 +61,8 @@ enum RankFrameKind : uint16_t {
   kRankStays = 6,      // body: empty; not answered
   kRankReleased = 7,   // body: uint64_t generation; not answered
   kRankUsedArena = 8,  // body: RankUsedArenaRequest; answered as kRankArena is
+  kRankAnswers = 9,    // body: empty; not answered
+  kRankAnswer = 10,    // body: RankQuestion, text
   // keeper -> rank
   kKeeperWelcome = 16,    // body: empty, or uint32_t: kKeeperHasWriters and others, added up
   kKeeperRefused = 17,    // body: text
@@ -69,6 +75,7 @@ enum RankFrameKind : uint16_t {
   kKeeperChannel = 24,  // body: RankArenaRequest, right after the above; a socket to the writer travels along
   kKeeperNoWriter = 25,  // body: text
   kKeeperMember = 26,    // body: NAME=VALUE, each with a zero byte behind it
+  kKeeperAsks = 27,      // body: RankQuestion, text; answered by kRankAnswer
 };
 
 struct RankFrame {
@@ -82,6 +89,10 @@ struct RankHello {
   uint32_t rank;
   uint64_t generation;
   char token[32];  // $GTRAIN_TOKEN, hex, made per rank and generation: proves the caller is that rank
+};
+
+struct RankQuestion {
+  uint64_t id;
 };
 
 struct RankArenaRequest {
@@ -105,7 +116,8 @@ enum {
   kKeeperFreesArenas = 2,
   kKeeperKeepsRanks = 4,
   kKeeperYouWait = 8,
-  kKeeperReusesArenas = 16
+  kKeeperReusesArenas = 16,
+  kKeeperAsksRanks = 32
 };
 
 // The first four bytes of a save arena: not zero when the rank is gone and the writer needs its data no more

@@ -99,6 +99,8 @@ void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* 
     OnStays(connection, kind, body, bytes);
   } else if (kind == kRankToAgent && known) {
     OnRelay(connection, std::string(body, bytes));
+  } else if ((kind == kRankAnswers || kind == kRankAnswer) && known) {
+    OnAnswer(connection, kind, body, bytes);
   } else {
     connection.broken = true;
   }
@@ -117,6 +119,18 @@ void RankSocket::OnArena(RankConnection& connection, uint16_t kind, const char* 
     RankUsedArenaRequest request;
     memcpy(&request, body, sizeof(request));
     arenas_.Ask(connection, request);
+  } else {
+    connection.broken = true;
+  }
+}
+
+void RankSocket::OnAnswer(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {
+  if (kind == kRankAnswers) {
+    connection.answers = true;
+  } else if (bytes >= sizeof(RankQuestion)) {
+    RankQuestion question;
+    memcpy(&question, body, sizeof(question));
+    asks_.OnAnswer(connection, question.id, std::string(body + sizeof(question), bytes - sizeof(question)));
   } else {
     connection.broken = true;
   }
@@ -198,7 +212,7 @@ void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
   connections_.GiveTo(seat.generation, seat.number, connection);
   rank->sdk = true;
   const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks |
-                             kKeeperReusesArenas | (waits ? kKeeperYouWait : 0);
+                             kKeeperReusesArenas | kKeeperAsksRanks | (waits ? kKeeperYouWait : 0);
   connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   if (waits)
     return connection.Send(

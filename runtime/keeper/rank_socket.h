@@ -9,6 +9,7 @@
 #include <string>
 
 #include "runtime/keeper/arenas.h"
+#include "runtime/keeper/asks.h"
 #include "runtime/keeper/connections.h"
 #include "runtime/keeper/context.h"
 #include "runtime/keeper/rank_protocol.h"
@@ -20,8 +21,8 @@ class KeptRanks;
 
 class RankSocket {
  public:
-  RankSocket(Context& context, Connections& connections, Arenas& arenas, Writers& writers)
-      : context_(context), connections_(connections), arenas_(arenas), writers_(writers) {}
+  RankSocket(Context& context, Connections& connections, Arenas& arenas, Writers& writers, Asks& asks)
+      : context_(context), connections_(connections), arenas_(arenas), writers_(writers), asks_(asks) {}
 
   // Once, before anything else. It outlives this.
   void SetKept(KeptRanks* kept) { kept_ = kept; }
@@ -36,6 +37,7 @@ class RankSocket {
   void ReadBytes(RankConnection& connection);
   void OnFrame(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnArena(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
+  void OnAnswer(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnStays(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void OnComesUp(const RankConnection& connection, RankProcess& rank);
   void OnHello(RankConnection& connection, const RankHello& hello);
@@ -53,6 +55,7 @@ class RankSocket {
   Connections& connections_;
   Arenas& arenas_;
   Writers& writers_;
+  Asks& asks_;
   KeptRanks* kept_ = nullptr;
 };
 

@@ -3,6 +3,7 @@
 #include <gtrain/sharding.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,6 +59,8 @@ inline constexpr char kNoteSaves[] =
     "saves";  // saves since the newest commit came to nothing; empty: no more
 // Which samples are trained next (sharding/ledger/audit.h), when a generation begins to train and at the end.
 inline constexpr char kNoteSamples[] = "samples";
+// An actor threw, or was lost with its process, and what became of it. Each is an event of the job.
+inline constexpr char kNoteActors[] = "actors";
 
 // Thread-safe. Owns one background thread that talks to the keeper; starts no other, installs no
 // signal handler. In a forked child every call returns FailedPrecondition and nothing is sent.
@@ -137,6 +140,12 @@ class Session {
   // Sets a note of this rank in `gtrain status`; the newest of each kind (kNote...) counts, and at most 400
   // printable bytes of it are kept. Never blocks. Checkpointer calls it.
   virtual void ReportNote(absl::string_view kind, const std::string& text) = 0;
+
+  // What this process says when somebody asks it (`gtrain actors`); null: nothing. The session's thread calls
+  // it, for which everything else of the session waits meanwhile. Once this returns, the one before is called
+  // no more.
+  using AskedFunction = std::function<std::string(absl::string_view question)>;
+  virtual void SetAsked(AskedFunction /*answer*/) {}
 
   // Ranks of this generation that have ended with exit code 0, as far as this process was told: nobody
   // replaces them, and no collective with them ends well.

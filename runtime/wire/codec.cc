@@ -26,8 +26,8 @@ static_assert(static_cast<int>(core::RankState::kExited) == static_cast<int>(pro
 static_assert(static_cast<int>(core::RankPause::kPaused) == static_cast<int>(proto::RankPause::PAUSED));
 static_assert(static_cast<int>(core::NoticeKind::kLeave) == static_cast<int>(proto::NoticeKind::LEAVE));
 static_assert(static_cast<int>(core::EndMode::kStopNow) == static_cast<int>(proto::EndMode::STOP_NOW));
-static_assert(static_cast<int>(core::AgentQuery::Kind::kConsole) ==
-              static_cast<int>(proto::QueryKind::CONSOLE));
+static_assert(static_cast<int>(core::AgentQuery::Kind::kActors) ==
+              static_cast<int>(proto::QueryKind::ACTORS));
 
 struct KindInfo {
   absl::string_view name;

@@ -398,7 +398,7 @@ struct AckNotice { epoch @0 :UInt64; sequence @1 :UInt64; }
 # To every node of a job of which a node leaves, once the notice is durable.
 struct NoticeRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; left @3 :Int64; notice @4 :UInt32 = 1; }
 
-enum QueryKind { readLog @0; stacks @1; exec @2; console @3; }
+enum QueryKind { readLog @0; stacks @1; exec @2; console @3; actors @4; }
 struct AgentQuery {
   epoch @0 :UInt64;
   query @1 :UInt64;
@@ -452,6 +452,7 @@ struct ClientConsole {
   turn @4 :Console;
 }
 struct ClientStack { job @0 :Text; rank @1 :Int32; }
+struct ClientActors { job @0 :Text; rank @1 :Int32; question @2 :Data; }
 struct ClientScale { job @0 :Text; size @1 :Int32; now @2 :Bool; }
 struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
 struct ClientStatus { job @0 :Text; over @1 :Int32; }
@@ -495,6 +496,7 @@ struct ClientRequest {
     stack @21 :ClientStack;
     scale @22 :ClientScale;
     console @23 :ClientConsole;
+    actors @24 :ClientActors;
   }
 }
 

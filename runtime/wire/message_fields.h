@@ -379,7 +379,7 @@ GT_FIELDS(core::Console) {
 GT_FIELDS(core::AgentQuery) {
   GT_COUNTER(epoch, Epoch);
   GT_PLAIN(query, Query);
-  GT_ENUM(kind, Kind, core::AgentQuery::Kind::kConsole);
+  GT_ENUM(kind, Kind, core::AgentQuery::Kind::kActors);
   GT_ID(job, Job);
   GT_COUNTER(generation, Generation);
   GT_NUMBER(rank, Rank, 0, kRanksMax);
@@ -447,6 +447,11 @@ GT_FIELDS(core::ClientConsole) {
 GT_FIELDS(core::ClientStack) {
   GT_ID(job, Job);
   GT_NUMBER(rank, Rank, 0, kRanksMax);
+}
+GT_FIELDS(core::ClientActors) {
+  GT_ID(job, Job);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_BYTES(question, Question, core::kQuestionBytesMax);
 }
 GT_FIELDS(core::ClientScale) {
   GT_ID(job, Job);

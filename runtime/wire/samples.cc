@@ -33,6 +33,7 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientLogs{.job = kJob},
           core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}, true},
           core::ClientStack{kJob, 1},
+          core::ClientActors{kJob, 1, R"({"limit":20})"},
           core::ClientScale{kJob, 8, true},
           core::ClientConsole{kJob, 3, 1, SampleConsole()},
           core::ClientConsole{.job = kJob},
@@ -187,7 +188,7 @@ std::vector<core::Message> SampleMessages() {
     all.push_back(core::Revoke{kEpoch, kJob, kGeneration, mode, absl::Seconds(30), "rank 1 failed", true});
   }
   using Kind = core::AgentQuery::Kind;
-  for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec, Kind::kConsole}) {
+  for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec, Kind::kConsole, Kind::kActors}) {
     all.push_back(core::AgentQuery{
         kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}, 4096, true, true, SampleConsole()});
   }

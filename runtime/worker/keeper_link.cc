@@ -547,7 +547,36 @@ int KeeperLink::PollMs() const {
   return ms;
 }
 
+void KeeperLink::SetAsked(std::function<std::string(absl::string_view question)> answer) {
+  if (Forked()) return;
+  const bool answers = answer != nullptr;
+  MutexLock asked_lock(&asked_mutex_);
+  asked_ = std::move(answer);
+  MutexLock lock(&mutex_);
+  answers_ = answers;
+  SayAnswersLocked();
+}
+
+// A keeper asks those alone that have said so once: others it need not wait for.
+void KeeperLink::SayAnswersLocked() {
+  if (answers_ && keeper_asks_) SendLocked(kRankAnswers, "");
+}
+
+void KeeperLink::AskedIn(const std::string& body) {
+  RankQuestion question{};
+  if (body.size() < sizeof(question)) return;
+  std::memcpy(&question, body.data(), sizeof(question));
+  std::string answer(reinterpret_cast<const char*>(&question), sizeof(question));
+  {
+    MutexLock lock(&asked_mutex_);
+    if (asked_) answer += asked_(absl::string_view(body).substr(sizeof(question)));
+  }
+  MutexLock lock(&mutex_);
+  SendLocked(kRankAnswer, std::move(answer));
+}
+
 void KeeperLink::FrameIn(KeeperFrame& frame) {
+  if (frame.kind == kKeeperAsks) return AskedIn(frame.body);
   MutexLock lock(&mutex_);
   switch (frame.kind) {
     case kKeeperWelcome:
@@ -586,9 +615,11 @@ void KeeperLink::WelcomeIn(const std::string& body) {
   keeper_frees_arenas_ = (abilities & kKeeperFreesArenas) != 0;
   keeper_reuses_arenas_ = (abilities & kKeeperReusesArenas) != 0;
   keeper_keeps_ranks_ = (abilities & kKeeperKeepsRanks) != 0;
+  keeper_asks_ = (abilities & kKeeperAsksRanks) != 0;
   waits_ = (abilities & kKeeperYouWait) != 0;
   comes_up_ = waits_ && place_later_;
   if (stays_ && keeper_keeps_ranks_) SendLocked(kRankStays, "");
+  SayAnswersLocked();
 }
 
 void KeeperLink::ArenaFrameIn(KeeperFrame& frame) {

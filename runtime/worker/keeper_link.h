@@ -1,6 +1,7 @@
 // The shell around core::WorkerCore: one thread that talks to the keeper, for one membership after the other.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,9 @@ class KeeperLink {
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
                                                absl::FunctionRef<bool()> wanted);
 
+  // As Session::SetAsked.
+  void SetAsked(std::function<std::string(absl::string_view question)> answer);
+
   absl::Status Alive() const;
   // These never block and never fail: a report that cannot be sent is dropped.
   void Report(const core::WorkerEvent& checkpoint_or_note);
@@ -81,6 +85,7 @@ class KeeperLink {
   // One turn of the loop: send, wait, receive. Not OK: the keeper is gone.
   absl::Status Turn(KeeperClient& client);
   void FrameIn(KeeperFrame& frame);
+  void AskedIn(const std::string& body);
   void WelcomeIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ArenaFrameIn(KeeperFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriterFrameIn(KeeperFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -89,6 +94,7 @@ class KeeperLink {
   void RelayedIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StepLocked(const core::WorkerEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SayAnswersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendReleasedLocked(uint64_t generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int PollMs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -123,6 +129,8 @@ class KeeperLink {
 
   Mutex arena_mutex_;   // one arena request at a time; taken before mutex_
   Mutex writer_mutex_;  // the same of writers
+  Mutex asked_mutex_;   // held while it is asked; likewise
+  std::function<std::string(absl::string_view)> asked_ ABSL_GUARDED_BY(asked_mutex_);
   mutable Mutex mutex_;
   std::shared_ptr<Membership> membership_ ABSL_GUARDED_BY(mutex_);
   core::WorkerCore core_ ABSL_GUARDED_BY(mutex_);                // of it
@@ -137,6 +145,8 @@ class KeeperLink {
   bool keeper_frees_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_reuses_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   bool keeper_keeps_ranks_ ABSL_GUARDED_BY(mutex_) = false;
+  bool keeper_asks_ ABSL_GUARDED_BY(mutex_) = false;
+  bool answers_ ABSL_GUARDED_BY(mutex_) = false;   // somebody has an answer for it
   bool waits_ ABSL_GUARDED_BY(mutex_) = false;     // it was started beside a generation, and has no place yet
   bool comes_up_ ABSL_GUARDED_BY(mutex_) = false;  // likewise, and its keeper does not know that it is ready
   uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;

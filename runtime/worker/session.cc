@@ -85,6 +85,8 @@ class ManagedSession final : public Session, public port::WriterHost {
     link_.Report(core::WorkerNote{std::string(kind), text});
   }
 
+  void SetAsked(AskedFunction answer) override { link_.SetAsked(std::move(answer)); }
+
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
                                                absl::FunctionRef<bool()> wanted) override {
     return link_.StartWriter(arena_bytes, timeout, wanted);

@@ -102,6 +102,10 @@ class FakeKeeper {
     MutexLock lock(&mutex_);
     return accepted_;
   }
+  std::vector<std::string> answers() {  // to questions
+    MutexLock lock(&mutex_);
+    return answers_;
+  }
   int released() {  // times that anybody let go of its generation
     MutexLock lock(&mutex_);
     return released_;
@@ -179,7 +183,7 @@ class FakeKeeper {
       }
       c.rank = static_cast<int>(hello.rank);
       const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas | kKeeperKeepsRanks |
-                                 (gives_place_after_ ? kKeeperYouWait : 0);
+                                 kKeeperAsksRanks | (gives_place_after_ ? kKeeperYouWait : 0);
       Send(c, kKeeperWelcome,
            knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
       if (gives_place_after_) Send(c, kKeeperRevoked, "it waits");
@@ -187,6 +191,8 @@ class FakeKeeper {
     }
     if (kind == kRankWriter) return StartWriter(c, body);
     if (kind == kRankStays) return;
+    if (kind == kRankAnswers) return Send(c, kKeeperAsks, std::string(sizeof(RankQuestion), 'q') + "what?");
+    if (kind == kRankAnswer) return answers_.push_back(body);
     if (kind == kRankReleased) {
       ++released_;
       if (!gives_place_after_) return NextGeneration(c, c.rank);
@@ -290,6 +296,7 @@ class FakeKeeper {
   const int world_;
   const std::string directory_ = TestFolder();
   std::string missing_, left_;
+  std::vector<std::string> answers_;
   UniqueFd listen_;
   std::atomic<bool> stop_{false}, silent_{false};
   bool knows_writers_ = false, has_writers_ = false, hold_writer_ = false;
@@ -520,6 +527,38 @@ TEST_F(SessionTest, StopNoticeAndReports) {
   EXPECT_EQ(reports.back()["step"], 1000);
   EXPECT_LT(reports.size(), 500);
   EXPECT_EQ(keeper.Messages(0, "checkpoint")[0]["manifest"], "manifest-1000");
+}
+
+TEST_F(SessionTest, WhatAProcessIsAskedItAnswersWhileItHasAnAnswer) {
+  FakeKeeper keeper(1);
+  keeper.set_writers(/*known=*/true, /*has=*/false);
+  Fork(keeper, 1, [](Session& s) {
+    s.SetAsked([](absl::string_view question) { return absl::StrCat("you ask ", question); });
+    const bool stopped = Until([&] { return s.StopRequested(); });
+    s.SetAsked(nullptr);
+    return stopped;
+  });
+  keeper.Start();
+  const std::string id(sizeof(RankQuestion), 'q');
+  EXPECT_TRUE(Until([&] { return !keeper.answers().empty(); }));
+  EXPECT_THAT(keeper.answers(), ::testing::ElementsAre(id + "you ask what?"));
+  keeper.ToAll(kKeeperStop, "enough");
+  ExpectAllGood();
+}
+
+// An older keeper would take what it does not know for the end of the protocol.
+TEST_F(SessionTest, AnOlderKeeperHearsOfNoAnswers_N13) {
+  FakeKeeper keeper(1);
+  Fork(keeper, 1, [](Session& s) {
+    s.SetAsked([](absl::string_view) { return std::string("nobody asks"); });
+    s.Report({.step = 1});
+    return Until([&] { return s.StopRequested(); });
+  });
+  keeper.Start();
+  EXPECT_TRUE(Until([&] { return !keeper.Messages(0, "progress").empty(); }));
+  EXPECT_THAT(keeper.answers(), ::testing::IsEmpty());
+  keeper.ToAll(kKeeperStop, "enough");
+  ExpectAllGood();
 }
 
 TEST_F(SessionTest, KeeperThatDiesEndsTheGeneration) {

@@ -10,10 +10,10 @@
 //   keep SECONDS        likewise, with sums whose state is kept; DIR/begun is there when they are
 //   object BYTES        makes an object, which a reader on each other rank adds up, all at once
 //   survive             finds a detached sum, or makes it, and adds 1 to it for ever; DIR/driver.PID has what
-//   came
-//                       of it, and the file DIR/enough ends it
-//   apart COUNT         spawns a group of COUNT that are to be in processes of their own, and adds up their
-//   ranks
+//                       came of it, and the file DIR/enough ends it
+//   apart COUNT         spawns a group of COUNT that are to be in processes of their own, and adds them up
+//   observe             an actor on rank 1 blocks in a method until the pipe DIR/go is opened, another awaits
+//                       it, one has thrown; DIR/begun likewise
 #include <gtrain/gtrain.h>
 #include <unistd.h>
 
@@ -281,6 +281,47 @@ gtrain::Task<> KeepOn(gtrain::Cluster& cluster, int seconds) {
          << " ms\n";
 }
 
+// Until somebody opens it for writing, or has.
+void WaitForPipe() { std::ifstream(arguments[0] + "/go"); }
+
+// For people to look at.
+class Blocker {
+ public:
+  [[gnu::noinline]] int64_t BlockHere() const {
+    WaitForPipe();
+    return 1;
+  }
+  int64_t Look() const { return 1; }
+  void Throw() const { throw std::runtime_error("on purpose"); }
+};
+[[maybe_unused]] constexpr auto kBlocker =
+    gtrain::Actor<Blocker, gtrain::Ctor<>,
+                  gtrain::Methods<&Blocker::BlockHere, &Blocker::Look, &Blocker::Throw>>;
+
+class Waiter {
+ public:
+  gtrain::Task<int64_t> AwaitIt(gtrain::Ref<Blocker> blocker) {
+    auto blocks = blocker.With(std::chrono::minutes(10)).Call<&Blocker::BlockHere>();
+    for (int i = 0; i < 3; ++i) blocker.Tell<&Blocker::Look>();
+    const auto came = co_await gtrain::Try(std::move(blocks));
+    co_return came.ok() ? *came : 0;
+  }
+};
+[[maybe_unused]] constexpr auto kWaiter =
+    gtrain::Actor<Waiter, gtrain::Ctor<>, gtrain::Methods<&Waiter::AwaitIt>>;
+
+gtrain::Task<> Observe(gtrain::Cluster& cluster) {
+  auto blocker = co_await cluster.Spawn<Blocker>(gtrain::Spawn("blocker").OnRank(1));
+  auto frail = co_await cluster.Spawn<Blocker>(gtrain::Spawn("frail").OnRank(0));
+  auto waiter = co_await cluster.Spawn<Waiter>(gtrain::Spawn().OnRank(0));
+  (void)co_await gtrain::Try(frail.Call<&Blocker::Throw>());
+  co_await frail.Call<&Blocker::Look>();
+  auto awaited = waiter.With(std::chrono::minutes(10)).Call<&Waiter::AwaitIt>(blocker);
+  std::ofstream(arguments[0] + "/begun");
+  WaitForPipe();
+  (void)co_await gtrain::Try(std::move(awaited));
+}
+
 gtrain::Task<> Drive(gtrain::Cluster& cluster) {
   const std::string& what = arguments[1];
   std::ofstream(arguments[0] + "/driver") << getpid();
@@ -289,6 +330,7 @@ gtrain::Task<> Drive(gtrain::Cluster& cluster) {
     co_await CallAll(cluster, std::atoi(arguments[2].c_str()), std::atoi(arguments[3].c_str()));
   if (what == "count") co_await CountOn(cluster, std::atoi(arguments[2].c_str()));
   if (what == "nest") co_await Nest(cluster, std::atoi(arguments[2].c_str()));
+  if (what == "observe") co_await Observe(cluster);
   if (what == "stubborn") co_await CallForEver(cluster);
   if (what == "keep") co_await KeepOn(cluster, std::atoi(arguments[2].c_str()));
   if (what == "object") co_await ReadEverywhere(cluster, std::atoll(arguments[2].c_str()));

@@ -1,8 +1,10 @@
 """Actors on several ranks (docs/actors.md)."""
 import collections
+import json
 import os
 import random
 import re
+import shutil
 import signal
 import unittest
 
@@ -91,7 +93,7 @@ class ActorsTest(harness.GtrainTest):
         self.launch('survive', 4, 'survive', extra='elastic: {mode: in-place}\nrestart: {budget: 10000, before_first_step: 10000}\n')
         drivers = []
         for _ in range(3):
-            driver = wait_until('another driver that adds', lambda: (lambda pid: pid if pid not in drivers and self.added(pid) else None)(
+            driver = wait_until('another driver that adds', lambda: (lambda pid: pid if pid not in drivers and self.heard_by(pid) else None)(
                 int(self.read('driver') or 0) if os.path.exists(os.path.join(self.out, 'driver')) else 0))
             drivers.append(driver)
             if len(drivers) < 3:
@@ -99,7 +101,7 @@ class ActorsTest(harness.GtrainTest):
                 os.kill(driver, signal.SIGKILL)
         open(os.path.join(self.out, 'enough'), 'w').close()
         self.wait_for_state('survive', 'SUCCEEDED')
-        sums = [self.added(driver) for driver in drivers]
+        sums = [self.heard_by(driver) for driver in drivers]
         for numbers in sums:
             self.assertEqual(numbers, list(range(numbers[0], numbers[0] + len(numbers))))
         # One call of a driver that was killed may have been added without a word.
@@ -107,7 +109,7 @@ class ActorsTest(harness.GtrainTest):
             self.assertIn(after[0] - before[-1], (1, 2))
         self.end_local_cluster()
 
-    def added(self, pid):
+    def heard_by(self, pid):
         """The sums that this driver has heard of, all of them numbers."""
         name = f'driver.{pid}'
         return [int(line) for line in self.read(name).splitlines()] if os.path.exists(os.path.join(self.out, name)) else []
@@ -189,6 +191,79 @@ class ActorsTest(harness.GtrainTest):
         self.assertEqual(wrong, 0, f'seed {seed}')
         self.assertGreater(kills, 5)
         print(f'\n{kills} kills, {added} numbers added to each, {longest} ms at most for 48 calls and three more, seed {seed}', flush=True)
+        self.end_local_cluster()
+
+    def listed(self, *words, expect=0):
+        return json.loads(self.gtrain('actors', 'observe', '--json', *words, expect=expect).stdout)
+
+    def test_people_see_what_actors_do(self):
+        """Names, states, the thread of one that blocks, a rank that is stopped (B1), and events of what threw or was lost."""
+        go = os.path.join(self.out, 'go')
+        os.mkfifo(go, 0o666)
+        os.chmod(go, 0o666)
+        self.launch('observe', 2, 'observe', extra='elastic: {mode: in-place}\n')
+        wait_until('it has begun', lambda: os.path.exists(os.path.join(self.out, 'begun')))
+        by_name = lambda document: {actor['name'] or actor['class']: actor for actor in document['actors']}
+        blocked = lambda: by_name(self.listed()).get('blocker', {}).get('waiting') == 3 or None
+        wait_until('the calls to be there', blocked)
+        actors = by_name(self.listed())
+        self.assertEqual(set(actors), {'blocker', 'frail', 'Waiter'})
+        blocker, frail, waiter = actors['blocker'], actors['frail'], actors['Waiter']
+        self.assertEqual((blocker['class'], blocker['rank'], blocker['state'], blocker['method'], blocker['owner']),
+                         ('Blocker', 1, 'running', 'BlockHere', 0))
+        self.assertGreater(blocker['for_seconds'], 0)
+        self.assertEqual((frail['rank'], frail['state'], frail['restarts'], frail['answered'], frail['kept']), (0, 'idle', 1, 2, False))
+        self.assertEqual((waiter['state'], waiter['method'], waiter['thread']), ('awaiting', 'AwaitIt', 0))
+        self.assertEqual([actor['name'] for actor in self.listed('--class', 'Blocker', '--rank', '0')['actors']], ['frail'])
+        few = self.listed('--limit', '1')
+        self.assertEqual(([actor['name'] for actor in few['actors']], few['left_out']), (['blocker'], 2))
+        text = self.gtrain('actors', 'observe', '--limit', '1').stdout
+        self.assertRegex(text, r'\n1/\d+ +blocker +Blocker .* running BlockHere for ')
+        self.assertRegex(text, r'\nrank 0 on \S+: 2 actors \(Blocker 1, Waiter 1\), 0 run, 1 await, 0 calls wait; 2 are not listed\n')
+        self.look_at_threads(f'1/{blocker["number"]}', waiter)
+        why = wait_until('the throw', lambda: (lambda text: text if 'frail' in text else None)(self.gtrain('why', 'observe').stdout))
+        self.assertRegex(why, r'actors: rank 0 on \S+: Blocker frail threw: .*on purpose; it was made anew \(1 of 3 restarts within 1h\)')
+        driver = int(self.read('driver'))
+        victim = next(pid for pid in self.processes() if pid != driver)
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            document = self.listed(expect=1)
+        finally:
+            os.kill(victim, signal.SIGCONT)
+        self.assertEqual(document['ranks'][1]['error'], 'rank 1 does not answer within 5 s: its process is stopped, or has no processor time')
+        self.assertEqual(set(by_name(document)), {'frail', 'Waiter'})
+        os.kill(victim, signal.SIGKILL)
+        lost = lambda: re.search(r'Blocker blocker was lost with rank 1 \(\S+\); it was made anew on rank 1 \(\S+\)', self.gtrain('why', 'observe').stdout)
+        wait_until('the loss', lost)
+        pipe = os.open(go, os.O_RDWR)
+        self.addCleanup(os.close, pipe)
+        self.wait_for_state('observe', 'SUCCEEDED')
+        self.assertIn('is over', self.gtrain('actors', 'observe', expect=1).stderr)
+        self.end_local_cluster()
+
+    def look_at_threads(self, address, waiter):
+        for word in ('blocker', address):
+            stack = self.gtrain('stack', 'observe', '--actor', word).stdout
+            self.assertRegex(stack.splitlines()[0], rf'^{address} \(Blocker blocker\) on \S+: running BlockHere for ')
+            self.assertEqual(len(re.findall(r'\bthread \d+ \(', stack)), 1, stack)
+            if shutil.which('gdb') or shutil.which('eu-stack'):
+                self.assertRegex(stack, r'#\d+ .*Blocker::BlockHere')
+        idle = self.gtrain('stack', 'observe', '--actor', 'frail').stdout
+        self.assertRegex(idle, r': idle\n  no thread runs it\n')
+        awaits = self.gtrain('stack', 'observe', '--actor', f'0/{waiter["number"]}').stdout
+        self.assertRegex(awaits, r': awaiting AwaitIt for \S+\n  it has left the thread')
+        missing = self.gtrain('stack', 'observe', '--actor', 'nobody', expect=1).stderr
+        self.assertIn("job observe", missing)
+        self.assertIn("has no actor 'nobody' now", missing)
+
+    def test_a_job_without_actors_says_so(self):
+        job = self.job_file('plain', 'name: plain\nrun: sleep 600\nranks: 2\nresources: {cpus: 1, oversubscribe: true}\n')
+        self.gtrain('launch', '-d', job)
+        self.wait_for_state('plain', 'RUNNING')
+        self.assertRegex(self.gtrain('actors', 'plain').stdout, r'^job plain\S* has no actors: ')
+        document = json.loads(self.gtrain('actors', 'plain', '--json').stdout)
+        self.assertEqual([rank['has_actors'] for rank in document['ranks']], [False, False])
+        self.gtrain('stop', '--now', 'plain')
         self.end_local_cluster()
 
     def test_actors_of_python_outlive_their_processes(self):

@@ -119,9 +119,10 @@ GT_FUZZ_SEEDS(actor_messages) {
     actors::AppendFrame(actors::AgainFrame{1, number, true}, &answers);
   }
   std::string control;
-  actors::AppendFrame(actors::CallFrame{0, 1, 0, 0, 1000, false,
-                                        actors::PrintSpawn({"Class", "()", 3, 1, 0, "", "arguments"})},
-                      &control);
+  actors::AppendFrame(
+      actors::CallFrame{0, 1, 0, 0, 1000, false,
+                        actors::PrintSpawn({"Class", "()", "name", 3, 1, 0, "", "arguments"})},
+      &control);
   actors::AppendFrame(actors::CallFrame{0, 2, 1, 1, 1000, false, actors::PrintEnd({"why", {1, 2}})},
                       &control);
   return {calls,

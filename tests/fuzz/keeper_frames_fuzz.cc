@@ -50,6 +50,7 @@ GT_FUZZ_SEEDS(keeper_frames) {
       SignalRank{3, 0, 9},
       Exec{5, 3, 0, {"ls"}, 1000},
       Console{6, 3, 0, "s", true, {"cat"}, true, "xterm", 24, 80, 1, "in", true, 2, 3, true},
+      Ask{7, 3, 0, "{}", 1000},
       Forget{3},
       Quit{"over"}};
   const std::vector<Report> reports = {

@@ -18,6 +18,8 @@
 #include "base/logging.h"
 #include "base/probe.h"
 #include "base/units.h"
+#include "tests/sim/actor_fleet.h"
+#include "tests/sim/actor_world.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/spot.h"
 #include "tests/sim/world.h"
@@ -32,6 +34,11 @@ constexpr char kHelp[] =
     "  gtrain-sim --seed 17                 one seed\n"
     "  gtrain-sim --seed 17 --trace         the same, every event printed\n"
     "  gtrain-sim --seeds 1..200 --jobs 2   many, in two processes\n"
+    "  gtrain-sim --actors --seed 17        a job of actors instead: processes that call each other's, and "
+    "lose\n"
+    "                                       connections and each other; --trace and --seeds likewise\n"
+    "  gtrain-sim --fleet                   10,000 actors in 64 processes, what they send and what they "
+    "cost\n"
     "  gtrain-sim --scenario FILE           a schedule as data; a directory: each *.txt of it\n"
     "\n"
     "  gtrain-sim --spot-trace FILE         a job on the machines of a recorded trace "
@@ -51,7 +58,7 @@ constexpr char kHelp[] =
 
 struct Options {
   uint64_t first = 1, last = 0;
-  bool trace = false;
+  bool trace = false, actors = false, fleet = false;
   int jobs = 1;
   std::string report, scenario, spot_trace;
   int minutes = 0;
@@ -69,35 +76,48 @@ struct Totals {
   std::map<std::string, int64_t> counts;
 };
 
-Outcome RunSeed(uint64_t seed, bool echo, size_t keep, Totals* totals) {
-  Rng rng(seed ^ 0x6774726169);
-  World world(seed, Draw(rng));
+// `World` has a kernel and RunSwarm.
+template <typename World>
+Outcome RunIn(World& world, bool echo, size_t keep, Totals* totals) {
   if (echo || keep > 0) world.kernel.Trace(keep > 0 ? keep : 1, echo);
   world.RunSwarm();
   if (totals != nullptr) {
     ++totals->seeds;
+    totals->simulated += world.kernel.now() / kSec;
+    totals->events += static_cast<int64_t>(world.kernel.events());
+    for (const auto& [name, count] : world.kernel.counts) totals->counts[name] += count;
+  }
+  if (keep > 0) {
+    std::printf("the last %zu events:\n", world.kernel.trace().size());
+    for (const std::string& line : world.kernel.trace()) std::printf("  %s\n", line.c_str());
+  }
+  return {world.kernel.hash(), world.kernel.violations()};
+}
+
+Outcome RunSeed(const Options& options, uint64_t seed, bool echo, size_t keep, Totals* totals) {
+  Rng rng(seed ^ 0x6774726169);
+  if (options.actors) {
+    ActorWorld world(seed, DrawActors(rng));
+    return RunIn(world, echo, keep, totals);
+  }
+  World world(seed, Draw(rng));
+  Outcome outcome = RunIn(world, echo, keep, totals);
+  if (totals != nullptr) {
     if (world.recovery > totals->longest_recovery) {
       totals->longest_recovery = world.recovery;
       totals->slowest_recovery_seed = seed;
     }
-    totals->simulated += world.kernel.now() / kSec;
-    totals->events += static_cast<int64_t>(world.kernel.events());
-    for (const auto& [name, count] : world.kernel.counts) totals->counts[name] += count;
     totals->counts["generation granted"] += world.checker.granted();
-  }
-  Outcome outcome{world.kernel.hash(), world.kernel.violations()};
-  if (keep > 0) {
-    std::printf("the last %zu events:\n", world.kernel.trace().size());
-    for (const std::string& line : world.kernel.trace()) std::printf("  %s\n", line.c_str());
   }
   return outcome;
 }
 
 // True when the seed is clean.
-bool TrySeed(uint64_t seed, Totals* totals) {
-  Outcome outcome = RunSeed(seed, false, 0, totals);
+bool TrySeed(const Options& options, uint64_t seed, Totals* totals) {
+  Outcome outcome = RunSeed(options, seed, false, 0, totals);
   const bool replay = seed % 100 == 0;
-  if (replay && outcome.violations.empty() && RunSeed(seed, false, 0, nullptr).hash != outcome.hash) {
+  if (replay && outcome.violations.empty() &&
+      RunSeed(options, seed, false, 0, nullptr).hash != outcome.hash) {
     outcome.violations.push_back({"INV-10", "a second run of the seed took another course", 0});
   }
   if (outcome.violations.empty()) return true;
@@ -108,8 +128,9 @@ bool TrySeed(uint64_t seed, Totals* totals) {
     std::printf("  %s at %.3f s: %s\n", violation.id.c_str(), static_cast<double>(violation.at) / 1e9,
                 violation.text.c_str());
   }
-  (void)RunSeed(seed, false, 50, nullptr);
-  std::printf("again: gtrain-sim --seed %llu --trace\n", static_cast<unsigned long long>(seed));
+  (void)RunSeed(options, seed, false, 50, nullptr);
+  std::printf("again: gtrain-sim %s--seed %llu --trace\n", options.actors ? "--actors " : "",
+              static_cast<unsigned long long>(seed));
   std::fflush(stdout);
   return false;
 }
@@ -171,10 +192,10 @@ void Worker(const Options& options, int index, double began, FILE* out, const st
        seed += static_cast<uint64_t>(options.jobs)) {
     if (options.minutes > 0 && Seconds() - began > 60.0 * options.minutes) break;
     std::ofstream(trying) << seed;
-    (void)TrySeed(seed, &totals);
+    (void)TrySeed(options, seed, &totals);
     if (totals.failed >= 5) break;
   }
-  for (const auto& [name, hits] : Probes())
+  for (const auto& [name, hits] : options.actors ? std::vector<std::pair<const char*, uint64_t>>() : Probes())
     totals.counts[absl::StrCat("probe ", name)] += static_cast<int64_t>(hits);
   Write(out, totals);
 }
@@ -317,6 +338,24 @@ bool ParseSpotFlag(const std::string& flag, const std::string& value, Options* o
   return true;
 }
 
+int Fleet(const Options& options) {
+  const double began = Seconds();
+  const FleetResult result = RunFleet(options.first);
+  for (const std::string& line : result.lines) std::printf("%s\n", line.c_str());
+  for (const Violation& violation : result.violations)
+    std::printf("%s: %s, commit %s\n", violation.id.c_str(), violation.text.c_str(), GTRAIN_SIM_COMMIT);
+  std::printf("%.1f s\n", Seconds() - began);
+  return result.violations.empty() ? 0 : 1;
+}
+
+// Null: it is none that stands alone.
+bool* SwitchOf(const std::string& flag, Options* options) {
+  if (flag == "--trace") return &options->trace;
+  if (flag == "--actors") return &options->actors;
+  if (flag == "--fleet") return &options->fleet;
+  return nullptr;
+}
+
 int Main(int argc, char** argv) {
   SetLogSink(
       [](LogLevel, absl::string_view) {});  // what the libraries say of the faults is in nobody's interest
@@ -329,8 +368,8 @@ int Main(int argc, char** argv) {
       return 0;
     }
     bool ok = true;
-    if (flag == "--trace") {
-      options.trace = true;
+    if (bool* const on = SwitchOf(flag, &options)) {
+      *on = true;
       continue;
     }
     if (flag == "--seed" || flag == "--seeds") {
@@ -353,6 +392,7 @@ int Main(int argc, char** argv) {
     ++i;
   }
   if (!options.spot_trace.empty()) return Spot(options);
+  if (options.fleet) return Fleet(options);
   if (!options.scenario.empty()) {
     const int failed = Scenarios(options);
     if (failed != 0 || options.last == 0) return failed;
@@ -362,7 +402,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
   if (options.trace) {
-    const Outcome outcome = RunSeed(options.first, true, 0, nullptr);
+    const Outcome outcome = RunSeed(options, options.first, true, 0, nullptr);
     for (const Violation& violation : outcome.violations) {
       std::printf("%s: %s\n", violation.id.c_str(), violation.text.c_str());
     }

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 LINES_MAX, COMPLEXITY_MAX, METHODS_MAX = 60, 20, 60
-PRODUCT = ('base/', 'job/', 'net/', 'runtime/', 'comm/', 'checkpoint/', 'sharding/', 'elastic/', 'launcher/', 'include/')
+PRODUCT = ('base/', 'job/', 'net/', 'runtime/', 'comm/', 'checkpoint/', 'sharding/', 'elastic/', 'topology/', 'launcher/', 'include/')
 NOT_PRODUCT = re.compile(r'_test|_fake|/fake/|/test_')
 TOKEN = re.compile(r'[A-Za-z_]\w*|::|&&|\|\||->|[{}()\[\]<>;:=?,~]|\S')
 BRANCH = {'if', 'for', 'while', 'case', 'catch', '?', '&&', '||'}

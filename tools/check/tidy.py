@@ -20,7 +20,7 @@ import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '../..'))
 BUDGET_S = 240
-FOLDERS = ('base/', 'runtime/', 'launcher/', 'comm/', 'checkpoint/', 'sharding/', 'elastic/', 'actors/', 'net/shm/', 'include/', 'bench/')
+FOLDERS = ('base/', 'runtime/', 'launcher/', 'comm/', 'checkpoint/', 'sharding/', 'topology/', 'elastic/', 'actors/', 'net/shm/', 'include/', 'bench/')
 
 
 def wanted(path):

@@ -181,6 +181,21 @@ TEST_F(AgentCoreTest, QueriesReadLogsByNumbersOnly) {
   EXPECT_LT(absl::Milliseconds(Commands<keeper::Exec>()[0].timeout_ms), HeadConfig().query_timeout);
 }
 
+TEST_F(AgentCoreTest, AQuestionAboutActorsGoesToTheRankUnread) {
+  Welcome();
+  StartIt(1, 1, 1);
+  Step(FromHead{AgentQuery{{5}, 12, AgentQuery::Kind::kActors, kJob, {1}, 0, false, 0, {"{\"limit\":2}"}}});
+  ASSERT_EQ(Commands<keeper::Ask>().size(), 1u);
+  const keeper::Ask ask = Commands<keeper::Ask>()[0];
+  EXPECT_EQ(ask.question, "{\"limit\":2}");
+  EXPECT_LT(absl::Milliseconds(ask.timeout_ms), HeadConfig().query_timeout)
+      << "or nobody hears who is silent";
+  Step(FromKeeper{kJob, keeper::ExecDone{12, false, 0, "rank 0 does not answer within 5 s"}});
+  ASSERT_EQ(Sent<AgentAnswer>().size(), 1u);
+  EXPECT_FALSE(Sent<AgentAnswer>()[0].ok);
+  EXPECT_EQ(Sent<AgentAnswer>()[0].text, "rank 0 does not answer within 5 s");
+}
+
 // A revoked node ends its ranks, then itself; a node refused for another reason leaves them alone.
 TEST_F(AgentCoreTest, RevokedNodeEndsItsRanksThenItself) {
   Welcome();

@@ -56,6 +56,12 @@ void AgentQueries::OnQuery(const AgentQuery& query) {
         query.query, false,
         absl::StrCat("rank ", query.rank, " of ", query.job.value, " is not running on ", config_.hostname));
   }
+  constexpr uint64_t kAskMs = 5'000;
+  if (query.kind == AgentQuery::Kind::kActors) {
+    const std::string question = query.argv.empty() ? "" : query.argv[0];
+    return context_.Command(query.job,
+                            keeper::Ask{query.query, query.generation.value, query.rank, question, kAskMs});
+  }
   // Nobody waits for it after the head's HeadConfig::query_timeout. A second less, so that the head still
   // hears what it wrote until then.
   constexpr uint64_t kExecMs = 9'000;

@@ -156,6 +156,15 @@ absl::Status Queries::AskStack(const PeerMessage& event, const std::string& id, 
   return AskRank(event, id, *model_.FindJob(stack.job), stack.rank, std::move(query), now);
 }
 
+absl::Status Queries::AskActors(const PeerMessage& event, const std::string& id, const ClientActors& actors,
+                                Instant now) {
+  if (RepeatedExec(event, id)) return absl::OkStatus();
+  AgentQuery query;
+  query.kind = AgentQuery::Kind::kActors;
+  query.argv = {actors.question};
+  return AskRank(event, id, *model_.FindJob(actors.job), actors.rank, std::move(query), now);
+}
+
 // Sends a query about a running rank to its agent.
 absl::Status Queries::AskRank(const PeerMessage& event, const std::string& id, const Job& job, int rank,
                               AgentQuery query, Instant now) {

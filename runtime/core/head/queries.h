@@ -26,6 +26,8 @@ class Queries {
 
   absl::Status AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs, Instant now);
   absl::Status AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec, Instant now);
+  absl::Status AskActors(const PeerMessage& event, const std::string& id, const ClientActors& actors,
+                         Instant now);
   absl::Status AskStack(const PeerMessage& event, const std::string& id, const ClientStack& stack,
                         Instant now);
   absl::Status AskConsole(const PeerMessage& event, const std::string& id, const ClientConsole& console,

@@ -343,7 +343,7 @@ bool RankNews::IsTold(const Job& job, const AgentNote& note, absl::string_view t
 }
 
 // Takes a rank's note as a state of the job. When a storage cannot be read, saves fail, a directory changes
-// hands or samples are trained, people also want to know when: these are events, too.
+// hands, samples are trained or an actor is lost, people also want to know when: these are events, too.
 void RankNews::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   std::string& known = job.rank_notes[note.kind];
   std::string text = note.text.substr(0, kRankNoteBytesMax);
@@ -353,7 +353,7 @@ void RankNews::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   known = std::move(text);
   const bool told_when_it_changes =
       note.kind == kStorageNote || note.kind == kSavesNote || note.kind == kLogsNote;
-  const bool always_told = note.kind == kOwnerNote || note.kind == kSamplesNote;
+  const bool always_told = note.kind == kOwnerNote || note.kind == kSamplesNote || note.kind == kActorsNote;
   if (!always_told && !(told_when_it_changes && changes)) return;
   EmitNote(job, note.kind,
            absl::StrCat("rank ", note.rank, " on ", model_.Hostname(node), ": ",

@@ -32,6 +32,7 @@ const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientExec>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientEvents>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientStack>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientActors>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientScale>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientConsole>(&body)) return &b->job;
   return nullptr;
@@ -335,6 +336,8 @@ void Requests::AskAgent(const Asked& asked) {
     status = queries_.AskExec(event, id, *exec, asked.now);
   if (const auto* stack = std::get_if<ClientStack>(&body))
     status = queries_.AskStack(event, id, *stack, asked.now);
+  if (const auto* actors = std::get_if<ClientActors>(&body))
+    status = queries_.AskActors(event, id, *actors, asked.now);
   if (const auto* events = std::get_if<ClientEvents>(&body))
     status = polls_.Poll(event, id, *events, asked.now);
   const auto* console = std::get_if<ClientConsole>(&body);

@@ -91,6 +91,14 @@ struct ClientStack {
   int rank = 0;
   bool operator==(const ClientStack&) const = default;
 };
+// What the process of a rank says of its actors. It alone reads the question (actors/exec/listing.h).
+struct ClientActors {
+  JobId job;
+  int rank = 0;
+  std::string question;
+  bool operator==(const ClientActors&) const = default;
+};
+inline constexpr size_t kQuestionBytesMax = 4 << 10;
 // How many ranks it should have, or nodes where the job file counts these; within what the job file allows.
 struct ClientScale {
   JobId job;
@@ -162,7 +170,7 @@ using ClientRequestBody =
     std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes, ClientLogs, ClientExec,
                  ClientEvents, ClientShutdown, ClientJoinToken, ClientTokens, ClientRevokeToken,
                  ClientAddUser, ClientUsers, ClientRevokeUser, ClientRevokeNode, ClientBackup,
-                 ClientDrainNode, ClientStack, ClientScale, ClientConsole>;
+                 ClientDrainNode, ClientStack, ClientScale, ClientConsole, ClientActors>;
 
 struct ClientRequest {
   std::string id;           // 128-bit, hex, made by the client

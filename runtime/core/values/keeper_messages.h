@@ -161,6 +161,18 @@ struct Console {
   bool operator==(const Console&) const = default;
 };
 
+// A question to the process of a rank, which alone reads it; answered by ExecDone. Without output: the
+// process has nothing to say.
+struct Ask {
+  uint64_t id = 0;
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  std::string question;
+  uint64_t timeout_ms = 0;
+  GT_FIELDS(id, generation, rank, question, timeout_ms)
+  bool operator==(const Ask&) const = default;
+};
+
 struct Forget {  // the generation is gone and acknowledged
   uint64_t generation = 0;
   GT_FIELDS(generation)
@@ -182,7 +194,7 @@ struct Quit {  // end everything at once and exit
 };
 
 using Command = std::variant<Attach, BeginGeneration, StartRank, EndGeneration, Relay, AckRelay, AckExit,
-                             Notice, SignalRank, Exec, Forget, Quit, Fence, Console>;
+                             Notice, SignalRank, Exec, Forget, Quit, Fence, Console, Ask>;
 
 // ---------------------------------------------------------------- keeper -> agent
 

@@ -89,7 +89,8 @@ struct RequestRule {
   X(ClientDrainNode, DrainNode, DRAIN_NODE, "node drain", true, kAll, kNone, kNone)         \
   X(ClientStack, Stack, STACK, "stack", true, kAll, kOwn, kNone)                            \
   X(ClientScale, Scale, SCALE, "scale", true, kAll, kOwn, kNone)                            \
-  X(ClientConsole, Console, CONSOLE, "console", true, kAll, kOwn, kNone)
+  X(ClientConsole, Console, CONSOLE, "console", true, kAll, kOwn, kNone)                    \
+  X(ClientActors, Actors, ACTORS, "actors", false, kAll, kOwn, kAll)
 
 // The lines by type. There is none for a type that is not in the table, so asking for one does not compile.
 template <typename M>

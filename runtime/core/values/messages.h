@@ -516,20 +516,21 @@ struct NoticeRanks {
 };
 
 struct AgentQuery {
-  enum class Kind { kReadLog, kStacks, kExec, kConsole };
+  enum class Kind { kReadLog, kStacks, kExec, kConsole, kActors };
   HeadEpoch epoch;
   uint64_t query = 0;
   Kind kind = Kind::kReadLog;
   JobId job;
   Generation generation;
   int rank = 0;
-  bool is_stderr = false;         // kReadLog
-  uint64_t offset = 0;            // kReadLog
-  std::vector<std::string> argv;  // kExec: run once beside the rank, with its environment
-  uint64_t bytes_max = 0;         // kReadLog, as in ClientLogs
-  bool apart = false;             // kExec: stderr in AgentAnswer::err
-  bool full = false;              // kStacks: by debuggers, where there are some
-  Console console;                // kConsole
+  bool is_stderr = false;  // kReadLog
+  uint64_t offset = 0;     // kReadLog
+  // kExec: run once beside the rank, with its environment. kActors: one word, ClientActors::question.
+  std::vector<std::string> argv;
+  uint64_t bytes_max = 0;  // kReadLog, as in ClientLogs
+  bool apart = false;      // kExec: stderr in AgentAnswer::err
+  bool full = false;       // kStacks: by debuggers, where there are some
+  Console console;         // kConsole
   bool operator==(const AgentQuery&) const = default;
 };
 

@@ -20,9 +20,11 @@ inline constexpr char kLogsNote[] = "logs";
 // Says where training is in its data; each is an event, from which `gtrain data audit` proves what was
 // trained.
 inline constexpr char kSamplesNote[] = "samples";
+// Says what became of an actor; each is an event.
+inline constexpr char kActorsNote[] = "actors";
 constexpr bool IsRankNote(absl::string_view kind) {
   return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote ||
-         kind == kSavesNote || kind == kLogsNote || kind == kSamplesNote;
+         kind == kSavesNote || kind == kLogsNote || kind == kSamplesNote || kind == kActorsNote;
 }
 inline constexpr size_t kRankNoteBytesMax = 400;
 

@@ -1,0 +1,217 @@
+#include "launcher/cli/topology_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "job/spec/mesh.h"
+#include "job/spec/values.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+#include "topology/json.h"
+#include "topology/place/plan.h"
+#include "topology/place/rankfile.h"
+
+namespace gtrain::cli {
+namespace {
+
+using nlohmann::json;
+using topology::Fabric;
+using topology::Mesh;
+using topology::Topology;
+
+constexpr size_t kRanksShown = 64;
+
+absl::Status Wrong(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+// "tp=4GB,dp=400MB": what a rank sends a step along each axis.
+absl::Status SetTraffic(const std::string& text, Mesh& mesh) {
+  for (const absl::string_view item : absl::StrSplit(text, ',')) {
+    const std::vector<std::string> halves = absl::StrSplit(item, absl::MaxSplits('=', 1));
+    const auto axis = std::ranges::find(mesh.axes, halves[0], &topology::Axis::name);
+    if (axis == mesh.axes.end())
+      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item), ": the mesh has no such axis"));
+    const absl::StatusOr<uint64_t> bytes = halves.size() == 2 ? ParseBytes(halves[1]) : Wrong("no size");
+    if (!bytes.ok() || *bytes == 0)
+      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item), " must be AXIS=SIZE, such as tp=4GB"));
+    axis->gb = static_cast<double>(*bytes) / 1e9;
+  }
+  return absl::OkStatus();
+}
+
+// As many ranks as the job may have and the topology takes, in whole copies of the model.
+absl::StatusOr<int64_t> RanksOf(const spec::JobSpec& job, const Topology& topology, int64_t usable) {
+  const int64_t unit = spec::ShapeOf(job.mesh).model_ranks;
+  spec::Range range = job.ranks.value_or(spec::Range{});
+  if (job.nodes) {
+    const int each =
+        job.ranks_per_node.value_or(topology.shapes.empty() ? 1 : topology::SlotsOf(topology.shapes[0]));
+    range = {job.nodes->min * each, job.nodes->max * each};
+  }
+  const int64_t fits = std::min<int64_t>(range.max, (usable - job.spares) / unit * unit);
+  return std::max<int64_t>(fits, range.min);
+}
+
+absl::StatusOr<Mesh> MeshOf(const spec::JobSpec& job, int64_t ranks) {
+  Mesh mesh;
+  const spec::MeshShape shape = spec::ShapeOf(job.mesh);
+  for (const spec::MeshAxis& axis : job.mesh) {
+    const int64_t size = axis.size ? *axis.size : std::max<int64_t>(1, ranks / shape.ranks);
+    mesh.axes.push_back(topology::AxisNamed(axis.name, static_cast<int>(size)));
+  }
+  if (mesh.axes.empty()) mesh.axes.push_back(topology::AxisNamed(spec::kDataAxis, static_cast<int>(ranks)));
+  return mesh;
+}
+
+struct Planned {
+  Topology topology;
+  Fabric fabric;
+  topology::PlanRequest request;
+  topology::Plan plan;
+  std::vector<topology::Move> moves;  // with --rankfile
+};
+
+// The ranks keep the places of a rankfile; those whose place is gone move. What a new placement would cost
+// stands beside it.
+absl::Status KeepPlaces(const std::string& path, Planned& planned) {
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, topology::kRankfileBytesMax));
+  GT_ASSIGN_OR_RETURN(std::vector<int32_t> slots,
+                      topology::ParseRankfile(text, path, planned.topology, planned.fabric));
+  const Mesh& mesh = planned.request.mesh;
+  if (static_cast<int64_t>(slots.size()) != mesh.ranks())
+    return Wrong(absl::StrCat(path, " has ", slots.size(), " ranks, the job has ", mesh.ranks()));
+  const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, planned.request);
+  std::set<int32_t> free(usable.begin(), usable.end());
+  for (int32_t& slot : slots) {
+    if (free.erase(slot) == 0) slot = -1;
+  }
+  const topology::Replacement moved = Replace(planned.fabric, mesh, slots, {free.begin(), free.end()}, {});
+  topology::Plan& plan = planned.plan;
+  if (!moved.done) {
+    plan = {};
+    plan.reason = moved.reason;
+    return absl::OkStatus();
+  }
+  for (const topology::Move& move : moved.moves) slots[move.rank] = move.to;
+  plan.rejected.insert(plan.rejected.begin(), {absl::StrCat(plan.policy, ", from scratch"), plan.cost});
+  plan.slot_of_rank = std::move(slots);
+  plan.policy = "kept";
+  plan.cost = Evaluate(planned.fabric, mesh, plan.slot_of_rank);
+  plan.reason = absl::StrCat(mesh.ranks() - static_cast<int64_t>(moved.moves.size()), " ranks stay where ",
+                             path, " has them, ", moved.moves.size(), " move");
+  plan.spare_slots.clear();
+  planned.moves = moved.moves;
+  return absl::OkStatus();
+}
+
+json ToJson(const Planned& planned) {
+  const topology::Plan& plan = planned.plan;
+  json ranks = json::array(), rejected = json::array(), moves = json::array(), axes = json::array();
+  const auto place = [&](int32_t slot) {
+    const int machine = planned.fabric.slots[slot].machine;
+    json gpus = json::array();
+    for (int g = 0; g < planned.fabric.gpus_per_slot; ++g) {
+      const int gpu = planned.fabric.gpus[static_cast<size_t>(slot) * planned.fabric.gpus_per_slot + g];
+      if (gpu >= 0) gpus.push_back(gpu);
+    }
+    return json{{"machine", planned.topology.machines[machine].name},
+                {"slot", slot - planned.fabric.slots_of_machine[machine].first},
+                {"gpus", gpus}};
+  };
+  for (size_t rank = 0; rank < plan.slot_of_rank.size(); ++rank) {
+    ranks.push_back(place(plan.slot_of_rank[rank]));
+    ranks.back()["rank"] = rank;
+  }
+  for (const topology::Candidate& c : plan.rejected)
+    rejected.push_back({{"policy", c.policy}, {"seconds", c.cost.seconds}});
+  for (const topology::Move& move : planned.moves) {
+    moves.push_back(place(move.to));
+    moves.back()["rank"] = move.rank;
+  }
+  for (size_t a = 0; a < plan.cost.axes.size(); ++a) {
+    const topology::Axis& axis = planned.request.mesh.axes[a];
+    axes.push_back(
+        {{"name", axis.name}, {"size", axis.size}, {"gb", axis.gb}, {"seconds", plan.cost.axes[a].seconds}});
+  }
+  return {{"placed", plan.placed},
+          {"reason", plan.reason},
+          {"policy", plan.policy},
+          {"seconds", plan.cost.seconds},
+          {"bound_seconds", plan.bound.seconds},
+          {"axes", axes},
+          {"ranks", ranks},
+          {"moves", moves},
+          {"rejected", rejected},
+          {"unblocks", plan.unblocks},
+          {"assumed", planned.fabric.assumed}};
+}
+
+absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) {
+  if (job.per == spec::Per::kNode)
+    return Wrong("--topology plans ranks with GPUs of their own; a job with `per: node` has none");
+  Planned planned;
+  GT_ASSIGN_OR_RETURN(planned.topology, ReadTopology(args.Get("topology")));
+  GT_ASSIGN_OR_RETURN(planned.fabric,
+                      topology::Compile(planned.topology, std::max(1, job.resources.gpus.value_or(1))));
+  topology::PlanRequest& request = planned.request;
+  request.exclude = job.where_exclude;
+  request.labels = job.where_labels;
+  request.gpu_types = job.resources.gpu_type;
+  request.spares = job.spares;
+  const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, request);
+  GT_ASSIGN_OR_RETURN(const int64_t ranks,
+                      RanksOf(job, planned.topology, static_cast<int64_t>(usable.size())));
+  GT_ASSIGN_OR_RETURN(request.mesh, MeshOf(job, ranks));
+  if (args.Has("traffic")) GT_RETURN_IF_ERROR(SetTraffic(args.Get("traffic"), request.mesh));
+  planned.plan = MakePlan(planned.topology, planned.fabric, request);
+  if (args.Has("rankfile") && planned.plan.placed)
+    GT_RETURN_IF_ERROR(KeepPlaces(args.Get("rankfile"), planned));
+  return planned;
+}
+
+}  // namespace
+
+absl::StatusOr<Topology> ReadTopology(const std::string& path) {
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, topology::kTopologyBytesMax));
+  return topology::ParseTopology(text, path);
+}
+
+std::vector<Flag> TopologyFlags() {
+  return {{"topology", '\0', "FILE", "plan for the cluster of this file (gtrain topology)"},
+          {"traffic", '\0', "AXIS=SIZE,...", "with --topology: what a rank sends a step along an axis"},
+          {"rankfile", '\0', "FILE", "with --topology: ranks keep these places where they can"},
+          {"rankfile-out", '\0', "FILE", "with --topology: write the plan as a rankfile"}};
+}
+
+absl::StatusOr<int> PlanOnTopology(const Args& args, const JobInput& input) {
+  GT_ASSIGN_OR_RETURN(const Planned planned, MakePlanned(args, input.spec));
+  const topology::Plan& plan = planned.plan;
+  if (args.Has("rankfile-out") && plan.placed) {
+    GT_RETURN_IF_ERROR(
+        WriteFileDurable(args.Get("rankfile-out"),
+                         topology::PrintRankfile(planned.topology, planned.fabric, plan.slot_of_rank), 0644));
+  }
+  if (args.Has("json")) {
+    Print(ToJson(planned).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  } else {
+    std::string text =
+        absl::StrCat("job ", input.spec.name, " on the topology ", args.Get("topology"), "\n",
+                     PrintPlan(planned.topology, planned.fabric, planned.request.mesh, plan, kRanksShown));
+    for (const topology::Move& move : planned.moves) {
+      const int machine = planned.fabric.slots[move.to].machine;
+      absl::StrAppend(&text, "moves: rank ", move.rank, " to ", planned.topology.machines[machine].name,
+                      " slot ", move.to - planned.fabric.slots_of_machine[machine].first, "\n");
+    }
+    Print(SafeLines(text, "") + "\n");
+  }
+  return plan.placed ? kDone : kFailed;
+}
+
+}  // namespace gtrain::cli

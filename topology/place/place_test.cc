@@ -1,0 +1,269 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "topology/builder.h"
+#include "topology/place/bound.h"
+#include "topology/place/check.h"
+#include "topology/place/plan.h"
+#include "topology/place/policy.h"
+#include "topology/place/random_fabrics.h"
+#include "topology/place/rankfile.h"
+
+namespace gtrain::topology {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+// `machines` of four GPUs, `of_leaf` on each leaf, under one spine.
+Topology SmallTree(int machines, int of_leaf) {
+  Topology out;
+  Shape shape;
+  shape.name = "four";
+  shape.gpus.assign(4, {"H100", -1, "", 80});
+  shape.nvlink = {{{0, 1, 2, 3}, 400, 1}};
+  out.shapes = {shape};
+  Builder builder(out);
+  const int spine = builder.Switch("spine");
+  for (int m = 0; m < machines; ++m) {
+    const int machine = builder.Machine(absl::StrCat("n", m));
+    const int leaf = builder.Switch(absl::StrCat("leaf", m / of_leaf));
+    if (m % of_leaf == 0) builder.LinkSwitch(leaf, spine, 50 * of_leaf / 2, 1);
+    builder.LinkMachine(machine, leaf, 50, 1);
+  }
+  return out;
+}
+
+Mesh MeshOf(const std::vector<std::pair<std::string, int>>& axes) {
+  Mesh mesh;
+  for (const auto& [name, size] : axes) mesh.axes.push_back(AxisNamed(name, size));
+  return mesh;
+}
+
+std::vector<int32_t> All(const Fabric& fabric) {
+  std::vector<int32_t> slots(fabric.slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int32_t>(i);
+  return slots;
+}
+
+TEST(FabricTest, LevelsAreMachinesLeavesAndTheSpine) {
+  const absl::StatusOr<Fabric> fabric = Compile(SmallTree(8, 2));
+  ASSERT_TRUE(fabric.ok()) << fabric.status();
+  ASSERT_THAT(fabric->levels, SizeIs(3));
+  EXPECT_EQ(fabric->levels[0].name, "machine");
+  EXPECT_EQ(fabric->levels[1].name, "leaf");
+  EXPECT_EQ(fabric->levels[1].count(), 4);
+  EXPECT_EQ(fabric->levels[1].up_gb_s[0], 50);
+  EXPECT_EQ(fabric->Meet(0, 1), 0);
+  EXPECT_EQ(fabric->Meet(0, 4), 1);
+  EXPECT_EQ(fabric->Meet(0, 8), 2);
+  EXPECT_TRUE(std::ranges::is_sorted(fabric->seconds_per_gb));
+  EXPECT_THAT(fabric->assumed, ElementsAre());
+}
+
+TEST(FabricTest, MachinesOutOfOrderAreGroupedByTheirLeaf) {
+  Topology topology = SmallTree(4, 2);
+  for (Link& link : topology.links) {
+    if (!link.from.is_switch) link.to.index = 1 + link.from.index % 2;  // n0 n2 on leaf0, n1 n3 on leaf1
+  }
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  ASSERT_TRUE(fabric.ok());
+  EXPECT_EQ(fabric->slots[4].machine, 2);
+  EXPECT_EQ(fabric->slots_of_machine[1], std::make_pair(8, 12));
+}
+
+TEST(FabricTest, PartsThatNothingJoinsAreFarApart) {
+  Topology topology = SmallTree(4, 2);
+  std::erase_if(topology.links, [](const Link& link) { return link.from.is_switch; });
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  ASSERT_TRUE(fabric.ok());
+  EXPECT_EQ(fabric->levels.back().name, "unconnected");
+  EXPECT_THAT(fabric->assumed, ::testing::Contains(HasSubstr("2 parts that no link joins")));
+}
+
+TEST(FabricTest, RanksOfSeveralGpusStayInAnIsland) {
+  const absl::StatusOr<Fabric> fabric = Compile(SmallTree(2, 2), 2);
+  ASSERT_TRUE(fabric.ok());
+  EXPECT_EQ(fabric->size(), 4);
+  EXPECT_THAT(fabric->gpus, ElementsAre(0, 1, 2, 3, 0, 1, 2, 3));
+  EXPECT_FALSE(Compile(SmallTree(2, 2), 5).ok());
+}
+
+TEST(MeshAwareTest, GroupsWithMuchTrafficStayInMachinesAndPipelinesInLeaves) {
+  const Topology topology = SmallTree(8, 4);
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  ASSERT_TRUE(fabric.ok());
+  const Mesh mesh = MeshOf({{"tp", 4}, {"pp", 2}, {"dp", 4}});  // tp varies slowest
+  const std::vector<int32_t> slots = PlaceMeshAware(*fabric, mesh, All(*fabric));
+  const Cost cost = Evaluate(*fabric, mesh, slots);
+  EXPECT_EQ(cost.axes[0].machines_max, 1);
+  EXPECT_EQ(cost.axes[0].cut_gb[0], 0);
+  // dp rings stay on a leaf, and only the pipeline leaves it.
+  EXPECT_EQ(cost.axes[2].cut_gb[1], 0);
+  EXPECT_GT(Evaluate(*fabric, mesh, PlaceContiguous(*fabric, mesh, All(*fabric))).seconds, cost.seconds);
+}
+
+// Every policy on every kind of fabric: the placement is one, its cost is what the checker finds, the bound
+// is below.
+TEST(PlacementProperty, TheCheckerAgreesAndTheBoundHolds) {
+  const std::vector<Mesh> meshes = {BenchMesh(256),
+                                    MeshOf({{"dp", 8}, {"pp", 2}, {"cp", 2}, {"tp", 8}}),
+                                    MeshOf({{"dp", 4}, {"ep", 8}, {"tp", 8}}),
+                                    MeshOf({{"dp", 256}}),
+                                    MeshOf({{"pp", 3}, {"dp", 17}, {"tp", 5}}),
+                                    MeshOf({{"fsdp", 127}, {"tp", 2}})};
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    Rng rng(seed);
+    const FabricOptions options{seed % 2 == 0 ? FabricKind::kRails : FabricKind::kLeafSpine, 256,
+                                seed % 3 == 0 ? 0 : 0.1, seed % 3 == 2, 2};
+    const RandomFabric random = MakeFabric(options, rng);
+    const absl::StatusOr<Fabric> fabric = Compile(random.topology);
+    ASSERT_TRUE(fabric.ok());
+    const std::vector<int32_t> usable = UsableSlots(random.topology, *fabric, {});
+    for (const Mesh& mesh : meshes) {
+      const Bound bound = LowerBound(*fabric, mesh, usable);
+      for (const auto policy : {+[](const Fabric&f, const Mesh&m, const std::vector<int32_t>&u) {
+                                  return PlaceMeshAware(f, m, u);
+                                },
+                                +[](const Fabric&f, const Mesh&m, const std::vector<int32_t>&u) {
+                                  return PlaceMeshAware(f, m, u, Objective::kTotal);
+                                },
+                                &PlaceContiguous, &PlaceSpread}) {
+        const std::vector<int32_t> slots = policy(*fabric, mesh, usable);
+        const Cost cost = Evaluate(*fabric, mesh, slots);
+        EXPECT_EQ(CheckPlacement(*fabric, mesh, usable, slots, cost), absl::OkStatus()) << "seed " << seed;
+        EXPECT_LE(bound.seconds, cost.seconds * (1 + 1e-9)) << "seed " << seed;
+        EXPECT_LE(bound.total, cost.total * (1 + 1e-9)) << "seed " << seed;
+      }
+    }
+  }
+}
+
+TEST(CheckTest, WhatIsWrongIsFound) {
+  const absl::StatusOr<Fabric> fabric = Compile(SmallTree(4, 2));
+  const Mesh mesh = MeshOf({{"dp", 4}, {"tp", 4}});
+  const std::vector<int32_t> usable = All(*fabric);
+  std::vector<int32_t> slots = PlaceMeshAware(*fabric, mesh, usable);
+  Cost cost = Evaluate(*fabric, mesh, slots);
+  EXPECT_EQ(CheckPlacement(*fabric, mesh, usable, slots, cost), absl::OkStatus());
+  std::swap(slots[0], slots[4]);
+  EXPECT_THAT(CheckPlacement(*fabric, mesh, usable, slots, cost).message(), HasSubstr("the plan says"));
+  slots[0] = slots[1];
+  EXPECT_THAT(CheckPlacement(*fabric, mesh, usable, slots, cost).message(), HasSubstr("and another one"));
+  slots[0] = 99;
+  EXPECT_THAT(CheckPlacement(*fabric, mesh, usable, slots, cost).message(), HasSubstr("not usable"));
+  slots.pop_back();
+  EXPECT_THAT(CheckPlacement(*fabric, mesh, usable, slots, cost).message(), HasSubstr("the mesh has 16"));
+}
+
+TEST(PlanTest, WhyAJobHasNoPlaceAndWhatWouldUnblockIt) {
+  Topology topology = SmallTree(4, 2);
+  topology.machines[0].unusable = "drained";
+  topology.machines[1].broken_gpus = {1};
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  PlanRequest request{MeshOf({{"dp", 4}, {"tp", 4}}), {"n2"}, {}, {}, 0};
+  const Plan plan = MakePlan(topology, *fabric, request);
+  EXPECT_FALSE(plan.placed);
+  EXPECT_EQ(plan.reason,
+            "needs 16 places for mesh {dp: 4, tp: 4}; the topology has 16, of which 7 may be taken");
+  EXPECT_THAT(plan.obstacles, SizeIs(3));
+  EXPECT_THAT(PrintPlan(topology, *fabric, request.mesh, plan, 8),
+              HasSubstr("4 places of n2: excluded by where.exclude"));
+  EXPECT_THAT(plan.unblocks, ::testing::Contains("dp: 1 instead of 4"));
+  EXPECT_THAT(plan.unblocks, ::testing::Contains("machines with 9 places more"));
+}
+
+TEST(PlanTest, LabelsAndTypesOfGpusChooseMachines) {
+  Topology topology = SmallTree(4, 2);
+  topology.machines[3].labels["pool"] = "spot";
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  PlanRequest request{MeshOf({{"dp", 4}}), {}, {{"pool", "spot"}}, {"h100"}, 0};
+  const Plan plan = MakePlan(topology, *fabric, request);
+  ASSERT_TRUE(plan.placed) << plan.reason;
+  for (const int32_t slot : plan.slot_of_rank) EXPECT_EQ(fabric->slots[slot].machine, 3);
+  request.gpu_types = {"b200"};
+  EXPECT_THAT(MakePlan(topology, *fabric, request).obstacles[0].constraint, HasSubstr("no GPU of type b200"));
+}
+
+TEST(PlanTest, SparesAreNearTheRanksAndOnMachinesWithoutAny) {
+  const Topology topology = SmallTree(8, 4);
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  const Plan plan = MakePlan(topology, *fabric, {MeshOf({{"dp", 3}, {"tp", 4}}), {}, {}, {}, 4});
+  ASSERT_TRUE(plan.placed);
+  const int leaf = fabric->domain[1][plan.slot_of_rank[0]];
+  for (const int32_t slot : plan.slot_of_rank) EXPECT_EQ(fabric->domain[1][slot], leaf);
+  for (const int32_t slot : plan.spare_slots) EXPECT_EQ(fabric->domain[1][slot], leaf);
+}
+
+TEST(ReplaceTest, OnlyTheRanksOfTheLostMachineMoveAndTheyMoveNear) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    Rng rng(seed);
+    RandomFabric random = MakeFabric({FabricKind::kLeafSpine, 1024, 0.05, false, 4}, rng);
+    for (const int spare : random.spares) random.topology.machines[spare].unusable = "kept as a spare";
+    const absl::StatusOr<Fabric> fabric = Compile(random.topology);
+    const Mesh mesh = BenchMesh(1024);
+    std::vector<int32_t> slots = PlaceMeshAware(*fabric, mesh, UsableSlots(random.topology, *fabric, {}));
+    const int lost = fabric->slots[slots[rng.Below(1024)]].machine;
+    for (const int spare : random.spares) random.topology.machines[spare].unusable.clear();
+    random.topology.machines[lost].unusable = "lost";
+    const std::vector<int32_t> usable = UsableSlots(random.topology, *fabric, {});
+    std::vector<int32_t> taken = slots, free;
+    std::ranges::sort(taken);
+    std::ranges::set_difference(usable, taken, std::back_inserter(free));
+    const Replacement replacement = Replace(*fabric, mesh, slots, free, {lost});
+    ASSERT_TRUE(replacement.done) << replacement.reason;
+    EXPECT_THAT(replacement.moves, SizeIs(8));
+    for (const Move& move : replacement.moves) {
+      EXPECT_EQ(fabric->slots[move.from].machine, lost);
+      slots[move.rank] = move.to;
+    }
+    const Cost cost = Evaluate(*fabric, mesh, slots);
+    EXPECT_EQ(CheckPlacement(*fabric, mesh, usable, slots, cost), absl::OkStatus());
+    // Small jobs feel a machine more than large ones, for which bench_placement has 2 %.
+    EXPECT_LE(cost.total,
+              1.1 * Evaluate(*fabric, mesh, PlaceMeshAware(*fabric, mesh, usable, Objective::kTotal)).total);
+  }
+}
+
+TEST(ReplaceTest, WithoutAWholeMachineRanksGoToSingleSlots) {
+  const absl::StatusOr<Fabric> fabric = Compile(SmallTree(4, 2));
+  const Mesh mesh = MeshOf({{"dp", 2}, {"tp", 4}});
+  const std::vector<int32_t> slots = {0, 1, 2, 3, 4, 5, 6, 7};
+  const Replacement replacement = Replace(*fabric, mesh, slots, {8, 9, 12, 13}, {0});
+  ASSERT_TRUE(replacement.done);
+  EXPECT_THAT(replacement.moves, SizeIs(4));
+  const Replacement none = Replace(*fabric, mesh, slots, {8, 9, 12}, {0});
+  EXPECT_FALSE(none.done);
+  EXPECT_EQ(none.reason, "4 ranks lost their places, and 3 are free");
+  EXPECT_THAT(none.moves, SizeIs(0));
+}
+
+TEST(RankfileTest, IsReadBackAndUnknownMachinesHaveNoSlot) {
+  const Topology topology = SmallTree(4, 2);
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  const std::vector<int32_t> slots = {5, 0, 15};
+  const std::string text = PrintRankfile(topology, *fabric, slots);
+  EXPECT_EQ(text, "rank 0=n1 slot=1\nrank 1=n0 slot=0\nrank 2=n3 slot=3\n");
+  EXPECT_EQ(*ParseRankfile(text, "r", topology, *fabric), slots);
+  EXPECT_THAT(*ParseRankfile("rank 0=gone slot=0 # old\n\nrank 1=n0 slot=9\n", "r", topology, *fabric),
+              ElementsAre(-1, -1));
+}
+
+TEST(RankfileTest, WrongLinesAreNamed) {
+  const Topology topology = SmallTree(4, 2);
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  const auto error = [&](const char* text) {
+    return std::string(ParseRankfile(text, "r", topology, *fabric).status().message());
+  };
+  EXPECT_EQ(error("rank 0=n0 slot=0\nhello\n"), "r:2: must be \"rank NUMBER=HOST slot=NUMBER\"");
+  EXPECT_EQ(error("rank 0=n0 slot=0\nrank 0=n0 slot=1\n"), "r:2: rank 0 is there twice");
+  EXPECT_EQ(error("rank 0=n0 slot=0\nrank 1=n0 slot=0\n"), "r:2: n0 slot 0 is taken by a rank above");
+  EXPECT_EQ(error("rank 1=n0 slot=0\n"), "r: rank 0 is missing");
+  EXPECT_EQ(error(""), "r: no rank in it");
+}
+
+}  // namespace
+}  // namespace gtrain::topology
