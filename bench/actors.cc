@@ -254,7 +254,10 @@ class Bench {
     const Row object = Sized(kObject);
     GT_RETURN_IF_ERROR(MeasureRow(object, *job, {OfOurs("the bytes in the call", object, *job, "large")}));
     GT_ASSIGN_OR_RETURN(const auto readers, StartJob("shared", "on", 5));
-    GT_RETURN_IF_ERROR(MeasureRow(Sized(kShared), *readers, {}));
+    // A gigabyte may be more than a rank has of this machine's memory.
+    if (const absl::Status shared = MeasureRow(Sized(kShared), *readers, {}); !shared.ok())
+      std::fprintf(stderr, "bench_actors: left out: %s: %s\n", kShared.name,
+                   std::string(shared.message()).c_str());
     for (const Row& whole : kKept) {
       const Row row = Sized(whole);
       const char* const kind = row.kind + sizeof("kept_") - 1;

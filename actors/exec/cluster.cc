@@ -309,6 +309,7 @@ absl::Status Cluster::SetMembers(const std::vector<std::string>& table) {
     for (size_t rank = 0; rank < all.size(); ++rank)
       members_.push_back({all[rank].process, all[rank].node, processes[rank], false});
     rank_ = network_->gathering->rank();
+    there_ = members;
     driver_ = DriverOf(all);
     drives_ |= all[driver_].process == self_;
     // Who heard of the generation before, in which this process was to be, and has not lived to see this one.
@@ -525,6 +526,7 @@ void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const S
   spec.placement = placement;
   spec.arguments = std::move(arguments);
   spec.detached = detached;
+  named.detached = detached;
   if (detached) spec.placement.away = true;
   SpawnSpec(std::move(spec), timeout,
             [this, named, deadline, reply = std::move(reply)](const absl::Status& status,
@@ -538,6 +540,8 @@ void Cluster::SpawnNamed(absl::string_view name, absl::string_view type, const S
                                [this, named, reply = std::move(reply)](const absl::Status& status,
                                                                        absl::string_view) mutable {
                                  if (!status.ok()) owned_->End(named.id, "it could not have its name");
+                                 if (status.ok() && named.detached)
+                                   return TellNamed(named.id, named.reference, std::move(reply));
                                  reply(status, status.ok() ? named.reference : "");
                                });
             });
@@ -578,7 +582,7 @@ SpawnRequest Cluster::RequestOf(const OwnedActors::Spec& spec, absl::string_view
   request.kept = spec.options.keep ? 1 : 0;
   request.record = spec.record;
   request.name = spec.options.name;
-  request.detached = spec.detached ? 1 : 0;
+  request.detached = spec.detached ? (spec.named ? 2 : 1) : 0;
   request.spread = static_cast<uint8_t>(spec.placement.spread);
   request.rank = spec.placement.rank.value_or(-1);
   request.arguments = spec.arguments;
@@ -597,6 +601,7 @@ OwnedActors::Spec Cluster::SpecOf(const SpawnRequest& request) {
   spec.placement.away = request.detached != 0;
   spec.options.name = std::string(request.name);
   spec.detached = request.detached != 0;
+  spec.named = request.detached == 2;
   spec.arguments = std::string(request.arguments);
   return spec;
 }
@@ -765,6 +770,7 @@ void Cluster::OnControl(const CallerId& caller, uint32_t method, const std::stri
     case Control::kDetach:
     case Control::kAdopt:
     case Control::kRelease:
+    case Control::kNamed:
       return OnDetachedControl(caller, static_cast<Control>(method), arguments, timeout, std::move(reply));
     case Control::kPart:
     case Control::kCopy:
@@ -777,6 +783,7 @@ void Cluster::OnDetachedControl(const CallerId& caller, Control method, const st
                                 absl::Duration timeout, Reply reply) {
   if (method == Control::kDetach) return OnDetach(arguments, timeout, std::move(reply));
   if (method == Control::kAdopt) return OnAdopt(caller, arguments, std::move(reply));
+  if (method == Control::kNamed) return OnNamed(caller, arguments, std::move(reply));
   const absl::StatusOr<ActorRef> ref = ActorRef::Parse(arguments);
   if (!ref.ok()) return reply(ref.status(), {});
   absl::AnyInvocable<void()> then = [this, method, ref = *ref, reply = std::move(reply)]() mutable {
@@ -814,7 +821,11 @@ void Cluster::OwnedBy(const CallerId& owner, uint64_t id, const ActorAddress& ad
     gone = gone_.contains(owner);
     if (!gone) {
       if (owner != self_) owners_[owner].insert(address.number);
-      if (!spawn.empty()) detached_[address.number] = {{{owner, id}}, std::move(spawn)};
+      if (!spawn.empty()) {
+        const absl::StatusOr<SpawnRequest> request = ParseSpawn(spawn);
+        const bool named = request.ok() && request->detached == 2;
+        detached_[address.number] = {{{owner, id}}, std::move(spawn), named, {}};
+      }
       owner_of_[address.number] = {owner, id};
     }
   }
@@ -831,9 +842,11 @@ void Cluster::OnGone(const CallerId& process) {
       owned = std::move(it->second);
       owners_.erase(it);
     }
-    // Detached ones are offered to another process (OfferOrphans).
-    std::erase_if(owned, [this](uint64_t number)
-                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return detached_.contains(number); });
+    // Detached ones are offered to another process (OfferOrphans), but for those that have no name yet.
+    std::erase_if(owned, [this](uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      const auto detached = detached_.find(number);
+      return detached != detached_.end() && detached->second.named;
+    });
     for (const uint64_t number : owned) owner_of_.erase(number);
   }
   ActorAddress address = host_->address();

@@ -174,6 +174,8 @@ class Cluster {
   void AskOwner(const ActorRef& ref, Control method, const std::string& arguments, absl::Duration timeout,
                 Reply reply);
   void AskNextOwner(Control method, const std::string& arguments, absl::Duration timeout, Reply reply);
+  void TellNamed(uint64_t id, const std::string& reference, Reply reply);
+  void OnNamed(const CallerId& caller, absl::string_view bytes, Reply reply);
   void OfferOrphans(const std::set<CallerId>& members, const CallerId& keeper);
   void OnOffered(uint64_t number, const CallerId& keeper, const absl::Status& status, uint64_t id);
   void OnAdopt(const CallerId& caller, absl::string_view bytes, Reply reply);
@@ -207,6 +209,7 @@ class Cluster {
   mutable Mutex mutex_;
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);                 // by rank
   std::map<CallerId, std::string> lost_names_ ABSL_GUARDED_BY(mutex_);  // of those of the generation before
+  std::set<CallerId> there_ ABSL_GUARDED_BY(mutex_);                    // those of the newest table
   int rank_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t driver_ ABSL_GUARDED_BY(mutex_) = 0;
   struct Endings {
@@ -222,9 +225,10 @@ class Cluster {
   std::map<uint64_t, OwnedElsewhere> owner_of_ ABSL_GUARDED_BY(mutex_);  // by actor, own ones with them
   // Of this process, and owned by another one.
   struct Detached {
-    std::vector<OwnedName> names;  // the newest first
-    std::string spawn;             // a SpawnRequest
-    bool offered = false;          // to a process that has not answered yet
+    std::vector<OwnedName> names;     // the newest first, the first one of all last
+    std::string spawn;                // a SpawnRequest
+    bool named = false;               // its owner has said that it has its name
+    std::optional<CallerId> offered;  // to whom, who has not answered yet
   };
   std::map<uint64_t, Detached> detached_ ABSL_GUARDED_BY(mutex_);
   std::map<OwnedName, uint64_t> adopted_ ABSL_GUARDED_BY(mutex_);  // owned here, by the names of before

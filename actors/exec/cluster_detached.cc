@@ -11,6 +11,7 @@ namespace gtrain::actors {
 namespace {
 
 constexpr absl::Duration kAdoptWithin = absl::Minutes(1);
+constexpr absl::Duration kNamedWithin = absl::Minutes(1);
 
 std::string PrintId(uint64_t id) { return {reinterpret_cast<const char*>(&id), sizeof(id)}; }
 uint64_t ParseId(absl::string_view bytes) {
@@ -64,6 +65,8 @@ void Cluster::OnRelease(const ActorRef& ref, Reply reply) {
   const absl::Status there =
       id ? owned_->WhereLast(*id).status() : absl::NotFoundError("the actor is no more: nobody owns it");
   if (!there.ok()) return reply(there, {});
+  if (!owned_->IsDetached(*id))
+    return reply(absl::InvalidArgumentError("this actor is not detached: it ends with its owner"), {});
   owned_->End(*id, "it was ended by its reference");
   directory_->Release(*id);
   reply(absl::OkStatus(), {});
@@ -94,7 +97,7 @@ void Cluster::AskOwner(const ActorRef& ref, Control method, const std::string& a
   bool gone = false;
   {
     MutexLock lock(&mutex_);
-    gone = gone_.contains(owner);
+    gone = gone_.contains(owner) || (!there_.empty() && !there_.contains(owner));
   }
   if (owner == self_ || peers_ == nullptr)
     return OnControl(self_, static_cast<uint32_t>(method), arguments, timeout, std::move(reply));
@@ -110,17 +113,46 @@ void Cluster::AskOwner(const ActorRef& ref, Control method, const std::string& a
               });
 }
 
+// Whoever keeps the names then, when that one is lost, too. Also of this process itself: a call has a
+// deadline.
 void Cluster::AskNextOwner(Control method, const std::string& arguments, absl::Duration timeout,
                            Reply reply) {
   const std::optional<CallerId> keeper = directory_->keeper();
   if (!keeper || timeout <= absl::ZeroDuration())
     return reply(absl::UnavailableError("its owner is gone, and nobody owns it now"), {});
-  if (*keeper == self_)
-    return OnControl(self_, static_cast<uint32_t>(method), arguments, timeout, std::move(reply));
-  peers_->Ask(*keeper, static_cast<uint32_t>(method), arguments, timeout, std::move(reply));
+  const Instant deadline = clock_.Now() + timeout;
+  peers_->Ask(*keeper, static_cast<uint32_t>(method), arguments, timeout,
+              [this, asked = *keeper, method, arguments, deadline, reply = std::move(reply)](
+                  const absl::Status& status, absl::string_view result) mutable {
+                if (!absl::IsUnavailable(status) || directory_->keeper() == asked)
+                  return reply(status, result);
+                AskNextOwner(method, arguments, deadline - clock_.Now(), std::move(reply));
+              });
 }
 
 // ---- adoption
+
+// Whoever spawned it hears of it when the process that has it knows that it has its name: only then it is
+// offered to another owner, so that of two spawns of one name the one that was too late is not.
+void Cluster::TellNamed(uint64_t id, const std::string& reference, Reply reply) {
+  owned_->Named(id);
+  const ActorAddress at = ActorRef::Parse(reference)->at;
+  const CallerId process{at.host_high, at.host_low};
+  if (process == self_ || peers_ == nullptr) return reply(absl::OkStatus(), reference);
+  peers_->Ask(process, static_cast<uint32_t>(Control::kNamed), PrintId(at.number), kNamedWithin,
+              [reference, reply = std::move(reply)](const absl::Status&, absl::string_view) mutable {
+                reply(absl::OkStatus(), reference);  // one that is lost is made anew, and knows
+              });
+}
+
+void Cluster::OnNamed(const CallerId& caller, absl::string_view bytes, Reply reply) {
+  {
+    MutexLock lock(&mutex_);
+    const auto it = detached_.find(ParseId(bytes));
+    if (it != detached_.end() && it->second.names.front().owner == caller) it->second.named = true;
+  }
+  reply(absl::OkStatus(), {});
+}
 
 // Those of this process whose owners are not among `members`. Before the keeper hears that it has heard of
 // all names.
@@ -129,7 +161,9 @@ void Cluster::OfferOrphans(const std::set<CallerId>& members, const CallerId& ke
   {
     MutexLock lock(&mutex_);
     for (auto& [number, detached] : detached_) {
-      if (members.contains(detached.names.front().owner) || std::exchange(detached.offered, true)) continue;
+      if (!detached.named || members.contains(detached.names.front().owner) || detached.offered == keeper)
+        continue;
+      detached.offered = keeper;
       offers.emplace_back(number, PrintAdopt({detached.names, number, detached.spawn}));
     }
   }
@@ -146,22 +180,42 @@ void Cluster::OfferOrphans(const std::set<CallerId>& members, const CallerId& ke
 }
 
 void Cluster::OnOffered(uint64_t number, const CallerId& keeper, const absl::Status& status, uint64_t id) {
+  bool ended = false, again = false;
+  std::set<CallerId> members;
   {
     MutexLock lock(&mutex_);
+    members = there_;
     const auto it = detached_.find(number);
-    if (it == detached_.end()) return;
-    it->second.offered = false;
-    if (status.ok()) {
+    ended = it == detached_.end();
+    if (!ended && it->second.offered == keeper) it->second.offered.reset();
+    // Another one keeps the names meanwhile, or none could be asked: who does now is.
+    again = !ended && !it->second.offered &&
+            (!members.contains(keeper) || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+             absl::IsResourceExhausted(status));
+    if (!ended && !again && status.ok()) {
       std::vector<OwnedName>& names = it->second.names;
       names.insert(names.begin(), {keeper, id});
-      if (names.size() > kAdoptionsMax) names.pop_back();
+      if (names.size() > kAdoptionsMax) names.erase(names.end() - 2);
       owner_of_[number] = {keeper, id};
       if (keeper != self_) owners_[keeper].insert(number);
     }
   }
+  if (again) {
+    const std::optional<CallerId> now = directory_->keeper();
+    // The one that was asked is about to be lost: then the next table comes.
+    if (now && members.contains(*now) && (*now != keeper || !absl::IsUnavailable(status)))
+      OfferOrphans(members, *now);
+    return;
+  }
+  if (ended) {
+    if (status.ok() && peers_ != nullptr) {
+      peers_->Ask(keeper, static_cast<uint32_t>(Control::kEnded), PrintOwned({id, host_->WhyEnded(number)}),
+                  kAdoptWithin, [](const absl::Status&, absl::string_view) {});
+    }
+    return;
+  }
   if (status.ok()) return peers_->KeptBy(number, keeper, id);
-  // The next one that keeps the names is asked when there is one.
-  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) return;
+  if (absl::IsCancelled(status)) return;
   ActorAddress address = host_->address();
   address.number = number;
   host_->End(address, absl::StrCat("its owner is gone, and no other process owns it: ", status.message()));
@@ -176,7 +230,9 @@ void Cluster::OnAdopt(const CallerId& caller, absl::string_view bytes, Reply rep
   if (const absl::Status is_name = CheckName(spawn->name); !is_name.ok()) return reply(is_name, {});
   if (spawn->detached == 0) return reply(absl::InvalidArgumentError("it ends with its owner"), {});
   const ActorAddress at{caller.high, caller.low, request->number};
-  const OwnedActors::Spec spec = SpecOf(*spawn);
+  OwnedActors::Spec spec = SpecOf(*spawn);
+  spec.named = true;
+  spec.unkept = spec.options.keep;
   uint64_t id = 0;
   {
     MutexLock lock(&mutex_);
@@ -193,6 +249,9 @@ void Cluster::OnAdopt(const CallerId& caller, absl::string_view bytes, Reply rep
   ref.owner_high = self_.high;
   ref.owner_low = self_.low;
   ref.id = id;
+  ref.born_high = request->names.back().owner.high;
+  ref.born_low = request->names.back().owner.low;
+  ref.born_id = request->names.back().id;
   ref.flags = ActorRef::kDetached;
   if (spec.options.keep) ref.flags |= ActorRef::kKept;
   ref.at = at;

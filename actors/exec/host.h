@@ -65,6 +65,8 @@ struct ActorRef {
     kDetached = 2,  // when the owner is lost another process owns it
   };
   uint64_t flags = 0;
+  // Its first owner and the number that it had there: the same in all references to it, whoever owns it now.
+  uint64_t born_high = 0, born_low = 0, born_id = 0;
   ActorAddress at;  // where it was when this was written
   bool kept() const { return (flags & kKept) != 0; }
   bool detached() const { return (flags & kDetached) != 0; }

@@ -59,10 +59,13 @@ absl::StatusOr<std::shared_ptr<ObjectMemory>> ObjectMemory::Make(uint64_t bytes)
 absl::StatusOr<std::shared_ptr<ObjectMemory>> ObjectMemory::Open(const ObjectRef& ref) {
   const absl::Status none = absl::NotFoundError("the memory of the object is not to be had");
   const std::string path = absl::StrCat("/proc/", ref.pid, "/fd/", ref.descriptor);
-  // What lies there now may be anything: nothing is opened that could make this wait.
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!fd.valid()) return none;
+  // What lies there now may be anything. To open a pipe or a device is felt at its other end, so it is looked
+  // at first.
+  const UniqueFd there(open(path.c_str(), O_PATH | O_CLOEXEC));
   struct stat found {};
+  if (!there.valid() || fstat(there.get(), &found) != 0 || !S_ISREG(found.st_mode)) return none;
+  UniqueFd fd(open(absl::StrCat("/proc/self/fd/", there.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return none;
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
   if (fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode) ||
       (fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals)
@@ -75,11 +78,14 @@ absl::StatusOr<std::shared_ptr<ObjectMemory>> ObjectMemory::Open(const ObjectRef
   void* const mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (mapped == MAP_FAILED) return Failed("mmap");
   std::shared_ptr<ObjectMemory> memory(new ObjectMemory(std::move(fd), static_cast<char*>(mapped), size));
-  const Head& head = memory->head();
-  if (head.magic.load() != kMagic || head.owner_high.load() != ref.owner.high ||
-      head.owner_low.load() != ref.owner.low || head.id.load() != ref.id || head.bytes.load() != ref.bytes)
-    return none;
+  if (!memory->Is(ref)) return none;
   return memory;
+}
+
+bool ObjectMemory::Is(const ObjectRef& ref) const {
+  const Head& head = this->head();
+  return head.magic.load() == kMagic && head.owner_high.load() == ref.owner.high &&
+         head.owner_low.load() == ref.owner.low && head.id.load() == ref.id && head.bytes.load() == ref.bytes;
 }
 
 ObjectMemory::~ObjectMemory() { munmap(mapped_, size_); }

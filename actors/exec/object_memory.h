@@ -36,6 +36,8 @@ class ObjectMemory {
   void Publish(ObjectRef* ref);
   // It is no object from now on: nobody opens it any more, and those that have may go on reading.
   void Withdraw();
+  // It is this object still.
+  bool Is(const ObjectRef& ref) const;
   // Some other process reads it.
   bool IsRead() const;
   // For who fills it: the bytes go there without a page fault each where it is new.

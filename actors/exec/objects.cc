@@ -10,8 +10,9 @@
 namespace gtrain::actors {
 namespace {
 
-constexpr int kPartsAtOnce = 4;
-constexpr size_t kWaitingMax = 1024;  // who wants room
+constexpr int kPartsAtOnce = 4;        // that a process fetches, of all objects
+constexpr size_t kReapedAtOnce = 256;  // released ones that are looked at in a turn
+constexpr size_t kWaitingMax = 1024;   // who wants room
 // How often readers of other processes are looked for, who say nothing when they are done.
 constexpr absl::Duration kLookWhenWanted = absl::Milliseconds(2), kLookWhenRead = absl::Milliseconds(200);
 
@@ -45,7 +46,7 @@ void Objects::Close() {
     blocks_.clear();
     released_.clear();
     idle_.clear();
-    used_ = 0;
+    used_ = idle_bytes_ = 0;
   }
   Tell(heard);
   if (thread_.joinable()) thread_.join();
@@ -58,7 +59,7 @@ void Objects::Tell(Heard& heard) {
 
 // ---- memory
 
-void Objects::Create(uint64_t bytes, absl::Duration timeout, Hears<Draft> reply) {
+void Objects::CreateBehind(uint64_t bytes, absl::Duration timeout, bool passes, Hears<Draft> reply) {
   absl::StatusOr<Draft> made;
   {
     MutexLock lock(&mutex_);
@@ -71,8 +72,9 @@ void Objects::Create(uint64_t bytes, absl::Duration timeout, Hears<Draft> reply)
     } else if (waiting_.size() >= kWaitingMax) {
       made = absl::ResourceExhaustedError(absl::StrCat(kWaitingMax, " wait for room for an object already"));
     } else {
-      if (waiting_.empty()) made = Take(bytes);
-      if (!waiting_.empty() || absl::IsUnavailable(made.status())) {
+      const bool first = waiting_.empty() || passes;
+      if (first) made = Take(bytes);
+      if (!first || absl::IsUnavailable(made.status())) {
         waiting_.push_back({bytes, clock_.Now() + timeout, std::move(reply)});
         StartThread();
         return;
@@ -100,27 +102,41 @@ absl::StatusOr<Objects::Draft> Objects::Take(uint64_t bytes) {
 // Memory that was used before needs no page of the kernel's.
 std::shared_ptr<ObjectMemory> Objects::TakeIdle(uint64_t bytes) {
   if (blocks_.size() >= options_.objects_max) return nullptr;
-  if (!released_.empty()) Reap();
   for (auto it = idle_.rbegin(); it != idle_.rend(); ++it) {
     if ((*it)->capacity() < bytes || (*it)->capacity() / 2 > bytes) continue;
     std::shared_ptr<ObjectMemory> memory = std::move(*it);
     idle_.erase(std::next(it).base());
+    idle_bytes_ -= memory->footprint();
     return memory;
   }
   return nullptr;
 }
 
+// Nothing is thrown away for what does not fit all the same.
 bool Objects::MakeRoom(uint64_t bytes) {
-  const auto fits = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  const auto fits = [&](uint64_t without) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     // Heads are not counted against whoever asks for all that there may be.
-    return blocks_.size() < options_.objects_max && used_ <= bytes_max_ && bytes <= bytes_max_ - used_;
+    return blocks_.size() < options_.objects_max && used_ - without <= bytes_max_ &&
+           bytes <= bytes_max_ - (used_ - without);
   };
+  if (fits(0)) return true;
   if (!released_.empty()) Reap();
-  while (!fits()) {
+  std::vector<std::map<Key, Copy>::iterator> copies;  // that nobody reads
+  uint64_t found = idle_bytes_;
+  for (auto it = copies_.begin(); it != copies_.end() && !fits(found); ++it) {
+    if (!it->second.whole || InUse(blocks_.at(it->second.id))) continue;
+    copies.push_back(it);
+    found += blocks_.at(it->second.id).memory->footprint();
+  }
+  if (!fits(found) && copies.empty()) return false;
+  if (blocks_.size() < options_.objects_max && !fits(found)) return false;
+  std::ranges::sort(copies, {}, [](const auto& it) { return it->second.used; });
+  for (size_t next = 0; !fits(0);) {
     if (!idle_.empty()) {
-      used_ -= idle_.front()->footprint();
-      idle_.pop_front();
-    } else if (!EvictOne()) {
+      DropIdle();
+    } else if (next < copies.size()) {
+      Evict(copies[next++]);
+    } else {
       return false;
     }
   }
@@ -129,57 +145,57 @@ bool Objects::MakeRoom(uint64_t bytes) {
 
 bool Objects::InUse(const Block& block) { return block.memory.use_count() > 1 || block.memory->IsRead(); }
 
-// The copy that was not used for longest.
-bool Objects::EvictOne() {
-  auto oldest = copies_.end();
-  for (auto it = copies_.begin(); it != copies_.end(); ++it) {
-    if (!it->second.whole || (oldest != copies_.end() && oldest->second.used <= it->second.used)) continue;
-    if (!InUse(blocks_.at(it->second.id))) oldest = it;
-  }
-  if (oldest == copies_.end()) return false;
-  const auto block = blocks_.find(oldest->second.id);
-  copies_.erase(oldest);
+void Objects::Evict(std::map<Key, Copy>::iterator copy) {
+  const auto block = blocks_.find(copy->second.id);
+  copies_.erase(copy);
   block->second.memory->Withdraw();
-  if (InUse(block->second)) {  // somebody was quicker
-    block->second.withdrawn = true;
-    block->second.ends_at = clock_.Now();
-    released_.insert(block->first);
-    StartThread();
-    return true;
+  if (!InUse(block->second)) {
+    Free(block);
+    return;
   }
-  Free(block);
-  return true;
+  block->second.withdrawn = true;  // somebody was quicker
+  block->second.ends_at = clock_.Now();
+  released_.insert(block->first);
+  StartThread();
 }
 
+void Objects::DropIdle() {
+  used_ -= idle_.front()->footprint();
+  idle_bytes_ -= idle_.front()->footprint();
+  doomed_.push_back(std::move(idle_.front()));
+  idle_.pop_front();
+  StartThread();
+}
+
+// What nobody may want again is a quarter of all at most.
 std::map<uint64_t, Objects::Block>::iterator Objects::Free(std::map<uint64_t, Block>::iterator it) {
   it->second.memory->set_used();
+  idle_bytes_ += it->second.memory->footprint();
   idle_.push_back(std::move(it->second.memory));
-  // What nobody may want again is not to be most of what there is.
-  if (idle_.size() > options_.objects_max / 4) {
-    used_ -= idle_.front()->footprint();
-    idle_.pop_front();
-  }
-  if (!idle_.empty() && idle_.back()->footprint() > bytes_max_ / 4) {
-    used_ -= idle_.back()->footprint();
-    idle_.pop_back();
-  }
+  while (!idle_.empty() && (idle_bytes_ > bytes_max_ / 4 || idle_.size() > options_.objects_max / 4))
+    DropIdle();
   return blocks_.erase(it);
 }
 
-// Frees what was released and nobody reads any more.
+// Frees what was released and nobody reads any more, some of them a turn.
 void Objects::Reap() {
   const Instant now = clock_.Now();
-  for (auto id = released_.begin(); id != released_.end();) {
-    const auto it = blocks_.find(*id);
-    if (it->second.ends_at <= now && !std::exchange(it->second.withdrawn, true))
-      it->second.memory->Withdraw();
-    if (!it->second.withdrawn || InUse(it->second)) {
-      ++id;
-      continue;
-    }
-    Free(it);
-    id = released_.erase(id);
+  auto id = released_.upper_bound(reaped_to_);
+  for (size_t looked = 0; looked < std::min(kReapedAtOnce, released_.size()) && !released_.empty();
+       ++looked) {
+    if (id == released_.end()) id = released_.begin();
+    reaped_to_ = *id;
+    id = ReapOne(*id, now) ? released_.erase(id) : std::next(id);
   }
+}
+
+bool Objects::ReapOne(uint64_t id, Instant now) {
+  const auto it = blocks_.find(id);
+  if (it->second.ends_at > now) return false;
+  if (!std::exchange(it->second.withdrawn, true)) it->second.memory->Withdraw();
+  if (InUse(it->second)) return false;
+  Free(it);
+  return true;
 }
 
 ObjectRef Objects::Seal(const Draft& draft, uint64_t bytes) {
@@ -202,9 +218,9 @@ void Objects::Release(uint64_t id, absl::Duration grace) {
     MutexLock lock(&mutex_);
     const auto it = blocks_.find(id);
     if (it == blocks_.end() || it->second.ends_at) return;
-    it->second.ends_at = clock_.Now() + grace;
-    released_.insert(id);
-    Reap();
+    const Instant now = clock_.Now();
+    it->second.ends_at = now + grace;
+    if (!ReapOne(id, now)) released_.insert(id);
     Serve(heard);
     if (!released_.empty()) StartThread();
   }
@@ -242,21 +258,25 @@ void Objects::StartThread() {
 }
 
 absl::Duration Objects::NextLook() const {
-  if (waiting_.empty()) return released_.empty() ? absl::InfiniteDuration() : kLookWhenRead;
-  return kLookWhenWanted;
+  if (!doomed_.empty()) return absl::ZeroDuration();
+  if (!waiting_.empty() || fetches_ > 0) return kLookWhenWanted;
+  return released_.empty() ? absl::InfiniteDuration() : kLookWhenRead;
 }
 
 void Objects::Run() {
   for (;;) {
     Heard heard;
+    std::vector<std::shared_ptr<ObjectMemory>> doomed;
     {
       MutexLock lock(&mutex_);
       const absl::Duration wait = NextLook();
       mutex_.AwaitFor(wait,
                       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_ || NextLook() < wait; });
       if (closed_) return;
+      doomed = std::exchange(doomed_, {});
       Reap();
       Serve(heard);
+      ExpireReaders(heard);
     }
     Tell(heard);
   }
@@ -287,7 +307,7 @@ void Objects::Get(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> rep
     return reply(std::move(bytes));
   }
   if (functions_.is_near(ref.owner)) {
-    absl::StatusOr<std::shared_ptr<ObjectMemory>> opened = ObjectMemory::Open(ref);
+    absl::StatusOr<std::shared_ptr<ObjectMemory>> opened = OpenOnce(ref);
     if (opened.ok()) return reply(Bytes{*std::move(opened), ref.bytes});
     return CopyHere(ref, timeout, std::move(reply));  // or its owner says why there is none
   }
@@ -299,7 +319,7 @@ void Objects::Get(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> rep
                    if (absl::IsNotFound(status)) return reply(status);
                    const absl::StatusOr<ObjectRef> copy = status.ok() ? ParseObject(result) : status;
                    if (copy.ok()) {
-                     absl::StatusOr<std::shared_ptr<ObjectMemory>> opened = ObjectMemory::Open(*copy);
+                     absl::StatusOr<std::shared_ptr<ObjectMemory>> opened = self->OpenOnce(*copy);
                      if (opened.ok() && copy->bytes == ref.bytes)
                        return reply(Bytes{*std::move(opened), ref.bytes});
                    }
@@ -307,6 +327,25 @@ void Objects::Get(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> rep
                    if (left <= absl::ZeroDuration()) return reply(status.ok() ? self->NoMore(ref) : status);
                    self->CopyHere(ref, left, std::move(reply));
                  });
+}
+
+// All who read it in this process share the mapping.
+absl::StatusOr<std::shared_ptr<ObjectMemory>> Objects::OpenOnce(const ObjectRef& ref) {
+  constexpr size_t kPruneAt = 1024;
+  const Key key{ref.owner, ref.id};
+  {
+    MutexLock lock(&mutex_);
+    const auto it = opened_.find(key);
+    std::shared_ptr<ObjectMemory> there = it == opened_.end() ? nullptr : it->second.lock();
+    if (there != nullptr && there->Is(ref)) return there;
+  }
+  absl::StatusOr<std::shared_ptr<ObjectMemory>> opened = ObjectMemory::Open(ref);
+  if (!opened.ok()) return opened;
+  MutexLock lock(&mutex_);
+  if (opened_.size() >= kPruneAt)
+    std::erase_if(opened_, [](const auto& one) { return one.second.expired(); });
+  opened_[key] = *opened;
+  return opened;
 }
 
 void Objects::OnPart(const PartRequest& request, Reply reply) {
@@ -356,31 +395,70 @@ struct Objects::Fetch {
 
 void Objects::CopyHere(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> reply) {
   const Key key{ref.owner, ref.id};
+  const Instant deadline = clock_.Now() + timeout;
   absl::StatusOr<Bytes> there = absl::CancelledError("the cluster of this process is closed");
-  bool begins = false;
+  bool begins = false, waits = false;
   {
     MutexLock lock(&mutex_);
     if (!closed_) {
-      Copy& copy = copies_[key];
+      Copy& copy = copies_.try_emplace(key, Copy{.bytes = ref.bytes}).first->second;
       copy.used = clock_.Now();
-      if (!copy.whole) {
-        begins = copy.waiting.empty();
-        copy.waiting.push_back(std::move(reply));
-      } else {
+      if (copy.bytes != ref.bytes) {
+        there = NoMore(ref);
+      } else if (copy.whole) {
         there = Bytes{blocks_.at(copy.id).memory, ref.bytes};
+      } else {
+        begins = copy.waiting.empty();
+        waits = true;
+        copy.waiting.push_back({deadline, std::move(reply)});
+        if (begins) ++fetches_;
+        StartThread();
       }
-      if (!copy.whole && !begins) return;
     }
   }
-  if (!begins) return reply(std::move(there));
+  if (!waits) return reply(std::move(there));
+  if (begins) BeginFetch(ref, deadline);
+}
+
+void Objects::BeginFetch(const ObjectRef& ref, Instant deadline) {
   auto fetch = std::make_shared<Fetch>();
   fetch->ref = ref;
-  fetch->deadline = clock_.Now() + timeout;
-  Create(ref.bytes, timeout, [self = shared_from_this(), fetch](absl::StatusOr<Draft> made) {
-    if (!made.ok()) return self->EndFetch(fetch, made.status());
-    fetch->draft = *std::move(made);
-    self->FetchMore(fetch);
-  });
+  fetch->deadline = deadline;
+  CreateBehind(ref.bytes, std::max(absl::Milliseconds(1), deadline - clock_.Now()), /*passes=*/true,
+               [self = shared_from_this(), fetch](absl::StatusOr<Draft> made) {
+                 if (!made.ok()) return self->EndFetch(fetch, made.status());
+                 {
+                   MutexLock lock(&fetch->mutex);
+                   fetch->draft = *std::move(made);
+                 }
+                 self->FetchMore(fetch);
+               });
+}
+
+// Each hears at its own time.
+void Objects::ExpireReaders(Heard& heard) {
+  if (fetches_ == 0) return;
+  const Instant now = clock_.Now();
+  for (auto& [key, copy] : copies_) {
+    std::erase_if(copy.waiting, [&](Reader& reader) {
+      if (now < reader.deadline) return false;
+      heard.push_back([reply = std::move(reader.reply)]() mutable {
+        reply(absl::DeadlineExceededError("the object was not fetched in time"));
+      });
+      return true;
+    });
+  }
+}
+
+// Of all that this process fetches a few parts are under way: they are memory of their owner, too.
+bool Objects::TakeTurn(const std::shared_ptr<Fetch>& fetch) {
+  MutexLock lock(&mutex_);
+  if (parts_ < kPartsAtOnce) {
+    ++parts_;
+    return true;
+  }
+  if (std::ranges::find(starved_, fetch) == starved_.end()) starved_.push_back(fetch);
+  return false;
 }
 
 void Objects::FetchMore(const std::shared_ptr<Fetch>& fetch) {
@@ -392,7 +470,7 @@ void Objects::FetchMore(const std::shared_ptr<Fetch>& fetch) {
       if (fetch->over) return;
       const uint64_t left = fetch->ref.bytes - fetch->next;
       if (left == 0 && fetch->under_way == 0) break;
-      if (left == 0 || fetch->under_way == kPartsAtOnce) return;
+      if (left == 0 || !TakeTurn(fetch)) return;
       part.from = fetch->next;
       part.size = std::min(left, kObjectPartBytes);
       fetch->next += part.size;
@@ -413,6 +491,16 @@ void Objects::FetchMore(const std::shared_ptr<Fetch>& fetch) {
 void Objects::OnFetched(const std::shared_ptr<Fetch>& fetch, uint64_t from, const absl::Status& status,
                         absl::string_view bytes) {
   absl::Status now = status;
+  std::shared_ptr<Fetch> next;
+  {
+    MutexLock lock(&mutex_);
+    --parts_;
+    if (!starved_.empty()) {
+      next = std::move(starved_.front());
+      starved_.pop_front();
+    }
+  }
+  if (next != nullptr) FetchMore(next);
   std::shared_ptr<ObjectMemory> memory;  // nobody else gets it while it is written here
   {
     MutexLock lock(&fetch->mutex);
@@ -442,15 +530,25 @@ void Objects::EndFetch(const std::shared_ptr<Fetch>& fetch, const absl::Status& 
     if (std::exchange(fetch->over, true)) return;
     bytes = {std::exchange(fetch->draft.memory, nullptr), fetch->ref.bytes};
   }
-  std::vector<Hears<Bytes>> waiting;
+  std::vector<Reader> waiting;
+  Instant latest;
   absl::Status now = status;
   {
     MutexLock lock(&mutex_);
     if (closed_ && now.ok()) now = absl::CancelledError("the cluster of this process is closed");
     const auto it = copies_.find({fetch->ref.owner, fetch->ref.id});
     if (it != copies_.end()) {
-      waiting = std::exchange(it->second.waiting, {});
-      if (now.ok()) {
+      for (const Reader& reader : it->second.waiting) latest = std::max(latest, reader.deadline);
+      // Who came later has more time.
+      const bool late = absl::IsDeadlineExceeded(now) || absl::IsResourceExhausted(now);
+      if (!late || latest <= clock_.Now()) {
+        latest = {};
+        --fetches_;
+        waiting = std::exchange(it->second.waiting, {});
+      }
+      if (latest != Instant()) {
+        // It is fetched again.
+      } else if (now.ok()) {
         it->second.id = fetch->draft.id;
         it->second.whole = true;
         it->second.used = clock_.Now();
@@ -463,9 +561,10 @@ void Objects::EndFetch(const std::shared_ptr<Fetch>& fetch, const absl::Status& 
   }
   if (!now.ok()) {
     bytes.memory.reset();
-    Release(fetch->draft.id, absl::ZeroDuration());
+    if (fetch->draft.id != 0) Release(fetch->draft.id, absl::ZeroDuration());
   }
-  for (Hears<Bytes>& one : waiting) one(now.ok() ? absl::StatusOr<Bytes>(bytes) : now);
+  if (latest != Instant()) return BeginFetch(fetch->ref, latest);
+  for (Reader& one : waiting) one.reply(now.ok() ? absl::StatusOr<Bytes>(bytes) : now);
 }
 
 }  // namespace gtrain::actors

@@ -8,7 +8,7 @@
 // before others. Of a machine one process, the first of its ranks, has the copies; the others map them there.
 //
 // Thread-safe; nothing blocks. Cost: of an object a descriptor and two pages; a reader of the same machine
-// three system calls; of one of another machine a call for each 4 MiB, four at a time.
+// three system calls; of one of another machine a call for each MiB, four at a time in all.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -80,7 +80,9 @@ class Objects : public std::enable_shared_from_this<Objects> {
   void Close();
 
   // ResourceExhausted: there was no room within `timeout`, or there never is for so much.
-  void Create(uint64_t bytes, absl::Duration timeout, Hears<Draft> reply);
+  void Create(uint64_t bytes, absl::Duration timeout, Hears<Draft> reply) {
+    CreateBehind(bytes, timeout, /*passes=*/false, std::move(reply));
+  }
   // From now on it is an object of `bytes` and may be read; it is not written any more.
   ObjectRef Seal(const Draft& draft, uint64_t bytes);
   // The object, or the draft, is no more: after `grace` nobody begins to read it.
@@ -104,11 +106,16 @@ class Objects : public std::enable_shared_from_this<Objects> {
     bool withdrawn = false;
   };
   using Key = std::pair<CallerId, uint64_t>;  // of an object anywhere
+  struct Reader {
+    Instant deadline;
+    Hears<Bytes> reply;
+  };
   struct Copy {
-    uint64_t id = 0;  // of its block; 0: there is no room yet
+    uint64_t id = 0;     // of its block; 0: there is no room yet
+    uint64_t bytes = 0;  // as whoever fetches it was told
     bool whole = false;
     Instant used;
-    std::vector<Hears<Bytes>> waiting;
+    std::vector<Reader> waiting;
   };
   struct Waiting {
     uint64_t bytes = 0;
@@ -119,12 +126,16 @@ class Objects : public std::enable_shared_from_this<Objects> {
   using Heard = std::vector<absl::AnyInvocable<void()>>;
 
   static void Tell(Heard& heard);
+  // `passes`: a copy that fits waits behind nobody.
+  void CreateBehind(uint64_t bytes, absl::Duration timeout, bool passes, Hears<Draft> reply);
   absl::StatusOr<Draft> Take(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<ObjectMemory> TakeIdle(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MakeRoom(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool EvictOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Evict(std::map<Key, Copy>::iterator copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reap() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ReapOne(uint64_t id, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static bool InUse(const Block& block);
+  void DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::map<uint64_t, Block>::iterator Free(std::map<uint64_t, Block>::iterator it)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Serve(Heard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -133,8 +144,12 @@ class Objects : public std::enable_shared_from_this<Objects> {
   void Run();
   absl::Status NoMore(const ObjectRef& ref) const;
 
+  absl::StatusOr<std::shared_ptr<ObjectMemory>> OpenOnce(const ObjectRef& ref);
   void CopyHere(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> reply);
+  void BeginFetch(const ObjectRef& ref, Instant deadline);
+  void ExpireReaders(Heard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FetchMore(const std::shared_ptr<Fetch>& fetch);
+  bool TakeTurn(const std::shared_ptr<Fetch>& fetch);
   void OnFetched(const std::shared_ptr<Fetch>& fetch, uint64_t from, const absl::Status& status,
                  absl::string_view bytes);
   void EndFetch(const std::shared_ptr<Fetch>& fetch, const absl::Status& status);
@@ -148,10 +163,19 @@ class Objects : public std::enable_shared_from_this<Objects> {
   std::map<uint64_t, Block> blocks_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> released_ ABSL_GUARDED_BY(mutex_);
   std::map<Key, Copy> copies_ ABSL_GUARDED_BY(mutex_);
+  size_t fetches_ ABSL_GUARDED_BY(mutex_) = 0;  // under way
+  // Of other processes of this machine, while somebody reads them.
+  std::map<Key, std::weak_ptr<ObjectMemory>> opened_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<ObjectMemory>> idle_ ABSL_GUARDED_BY(mutex_);  // to be used again
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   uint64_t bytes_max_ ABSL_GUARDED_BY(mutex_);
   uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of all of them
+  uint64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // To be unmapped by the thread: of large ones that takes long.
+  std::vector<std::shared_ptr<ObjectMemory>> doomed_ ABSL_GUARDED_BY(mutex_);
+  uint64_t reaped_to_ ABSL_GUARDED_BY(mutex_) = 0;  // released ones up to there were looked at last
+  int parts_ ABSL_GUARDED_BY(mutex_) = 0;           // under way to this process
+  std::deque<std::shared_ptr<Fetch>> starved_ ABSL_GUARDED_BY(mutex_);  // that wait for one of them to end
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // of StartThread and Close

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/test_folder.h"
 #include "base/test_wait.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -59,6 +61,12 @@ class ObjectsTest : public ::testing::Test {
                              absl::Duration timeout, Reply reply) {
         ++asked_;
         const auto at = process.low - 1;
+        if (hold_ && method == Control::kPart) {
+          held_.push_back([this, at, arguments, reply = std::move(reply)]() mutable {
+            all_[at]->OnPart(*ParsePart(arguments), std::move(reply));
+          });
+          return;
+        }
         if (gone_ == static_cast<int>(at)) return reply(absl::UnavailableError("rank is gone"), {});
         if (method == Control::kCopy)
           return all_[at]->OnCopy(*ParseObject(arguments), timeout, std::move(reply));
@@ -99,7 +107,14 @@ class ObjectsTest : public ::testing::Test {
     return {bytes->memory->data(), bytes->size};
   }
 
+  void LetGo() {
+    hold_ = false;
+    for (auto& one : std::exchange(held_, {})) one();
+  }
+
   RealClock clock_;
+  bool hold_ = false;  // what is asked for is not answered
+  std::vector<absl::AnyInvocable<void()>> held_;
   std::atomic<int> asked_ = 0, parts_ = 0, gone_ = -1;
   bool near_ = true;
   std::shared_ptr<Objects> all_[4];
@@ -119,7 +134,7 @@ TEST_F(ObjectsTest, ReadersOfOneMachineMapWhatIsThere) {
   EXPECT_EQ(Get(2, ref).status().code(), absl::StatusCode::kNotFound);
 }
 
-// Four MiB are fetched with a call.
+// A MiB is fetched with a call.
 TEST_F(ObjectsTest, AnotherMachineFetchesItOnce) {
   std::string bytes(9 << 20, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 + i / 1000);
@@ -127,7 +142,7 @@ TEST_F(ObjectsTest, AnotherMachineFetchesItOnce) {
   EXPECT_EQ(Text(Get(3, ref)), bytes);
   EXPECT_EQ(Text(Get(2, ref)), bytes);
   EXPECT_EQ(Text(Get(3, ref)), bytes);
-  EXPECT_EQ(parts_, 3);
+  EXPECT_EQ(parts_, 9);
   EXPECT_EQ(all_[2]->usage().copies, 1u);
   EXPECT_EQ(all_[3]->usage().bytes, 0u);
 }
@@ -190,7 +205,8 @@ TEST_F(ObjectsTest, WhatIsReadAfterItsEndIsCountedUntilItIsNot) {
   Heard<Objects::Draft> heard;
   all_[0]->Create(40 << 20, kLong, heard.Taker());
   own = absl::CancelledError();
-  EXPECT_TRUE(Until([&] { return all_[0]->usage().waiting == 1; }));
+  // Behind it another one waits in vain, and meanwhile readers are looked for.
+  EXPECT_EQ(Create(0, 40 << 20, kShort).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_FALSE(heard.there());
   EXPECT_EQ(near->memory->data()[12345], 'x');
   near = absl::CancelledError();
@@ -236,11 +252,11 @@ TEST_F(ObjectsTest, CopiesMakeRoomForWhatIsWanted) {
   for (int round = 0; round < 2; ++round) {
     for (const ObjectRef& ref : refs) ASSERT_TRUE(Get(2, ref).ok());
   }
-  EXPECT_EQ(parts_, 15);  // all three are there
+  EXPECT_EQ(parts_, 60);  // all three are there
   ASSERT_TRUE(Create(2, 30 << 20).ok());
   EXPECT_EQ(all_[2]->usage().copies, 1u);
   EXPECT_EQ(Text(Get(2, refs[2])), std::string(20 << 20, 'c'));
-  EXPECT_EQ(parts_, 15);
+  EXPECT_EQ(parts_, 60);
 }
 
 TEST_F(ObjectsTest, OneThatWasLetGoWithGraceIsThereForThatLong) {
@@ -276,6 +292,89 @@ TEST_F(ObjectsTest, WhoWaitsHearsOfTheEnd) {
   all_[0]->Close();
   EXPECT_EQ(heard.Get().status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(Create(0, 1).status().code(), absl::StatusCode::kCancelled);
+}
+
+// Whoever wants to write into a pipe waits for a reader, and would be told that there is one, and none.
+TEST_F(ObjectsTest, APipeIsNotOpened) {
+  ObjectRef ref = Put(0, "some bytes");
+  const std::string path = TestFolder() + "/pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const UniqueFd pipe(open(path.c_str(), O_PATH));
+  ref.descriptor = static_cast<uint32_t>(pipe.get());
+  EXPECT_FALSE(ObjectMemory::Open(ref).ok());
+  const UniqueFd writer(open(path.c_str(), O_WRONLY | O_NONBLOCK));
+  EXPECT_FALSE(writer.valid());
+  EXPECT_EQ(errno, ENXIO);
+}
+
+// A name of the same object with another size is no name of it.
+TEST_F(ObjectsTest, ANameWithAnotherSizeIsNone) {
+  const ObjectRef ref = Put(0, "some bytes");
+  ASSERT_TRUE(Get(3, ref).ok());
+  ObjectRef longer = ref;
+  longer.bytes = 64 << 10;
+  for (const uint64_t at : {0, 1, 2, 3}) {
+    const auto read = Get(at, longer);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kNotFound) << at << " " << read.status();
+  }
+  EXPECT_EQ(Text(Get(3, ref)), "some bytes");
+  EXPECT_EQ(all_[3]->usage().copies, 0u);
+}
+
+// Each hears at its own time, and the fetch goes on for who has more.
+TEST_F(ObjectsTest, WhoJoinsAFetchHasATimeOfItsOwn) {
+  const ObjectRef ref = Put(0, "some bytes");
+  hold_ = true;
+  Heard<Objects::Bytes> first, second;
+  all_[2]->Get(ref, absl::Milliseconds(50), first.Taker());
+  all_[2]->Get(ref, kLong, second.Taker());
+  EXPECT_EQ(first.Get().status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_FALSE(second.there());
+  LetGo();
+  EXPECT_EQ(Text(second.Get()), "some bytes");
+}
+
+TEST_F(ObjectsTest, WhatNobodyWantsAgainIsAQuarterAtMost) {
+  std::vector<ObjectRef> refs;
+  for (int i = 0; i < 4; ++i) refs.push_back(Put(0, std::string(10 << 20, 'x')));
+  for (const ObjectRef& ref : refs) all_[0]->Release(ref.id, absl::ZeroDuration());
+  EXPECT_EQ(all_[0]->usage().objects, 0u);
+  EXPECT_LE(all_[0]->usage().bytes, 16u << 20);
+}
+
+// Readers of one object share a mapping, and its descriptor.
+TEST_F(ObjectsTest, ManyViewsAreOneMapping) {
+  const ObjectRef ref = Put(0, "some bytes");
+  const auto one = Get(1, ref), other = Get(1, ref);
+  ASSERT_TRUE(one.ok() && other.ok());
+  EXPECT_EQ(one->memory, other->memory);
+}
+
+// However many objects one process wants, a few parts are under way.
+TEST_F(ObjectsTest, AProcessFetchesAFewPartsAtATime) {
+  std::vector<ObjectRef> refs;
+  for (int i = 0; i < 6; ++i) refs.push_back(Put(0, std::string(3 << 20, static_cast<char>('a' + i))));
+  hold_ = true;
+  std::vector<Heard<Objects::Bytes>> heard(refs.size());
+  for (size_t i = 0; i < refs.size(); ++i) all_[2]->Get(refs[i], kLong, heard[i].Taker());
+  EXPECT_EQ(held_.size(), 4u);
+  LetGo();
+  for (size_t i = 0; i < refs.size(); ++i)
+    EXPECT_EQ(Text(heard[i].Get()), std::string(3 << 20, static_cast<char>('a' + i)));
+}
+
+// Who waits for more room than there can be holds up no reader, and nothing is thrown away for it.
+TEST_F(ObjectsTest, WhatCannotFitThrowsNothingOut) {
+  const ObjectRef ref = Put(0, std::string(1 << 20, 'x')), other = Put(0, std::string(1 << 20, 'y'));
+  ASSERT_TRUE(Get(2, ref).ok());
+  const auto draft = Create(2, 40 << 20);
+  ASSERT_TRUE(draft.ok());
+  Heard<Objects::Draft> large;
+  all_[2]->Create(30 << 20, kLong, large.Taker());
+  EXPECT_TRUE(Get(2, ref).ok());
+  EXPECT_EQ(all_[2]->usage().copies, 1u);
+  EXPECT_TRUE(Get(2, other).ok());
+  EXPECT_FALSE(large.there());
 }
 
 }  // namespace

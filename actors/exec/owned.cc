@@ -122,6 +122,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     const auto it = owned_.find(id);
     if (it == owned_.end() || it->second.on != from) return Ended("it is elsewhere, or its owner let it go");
     it->second.spec.record = std::string(record);
+    it->second.spec.unkept = false;
     return absl::OkStatus();
   }
 
@@ -180,6 +181,17 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       }
     }
     for (Reply& one : waiting) one(Closed(), {});
+  }
+
+  // It has its name, for as long as it lives.
+  void Named(uint64_t id) {
+    MutexLock lock(&mutex_);
+    if (const auto it = owned_.find(id); it != owned_.end()) it->second.spec.named = true;
+  }
+  bool IsDetached(uint64_t id) const {
+    MutexLock lock(&mutex_);
+    const auto it = owned_.find(id);
+    return it != owned_.end() && it->second.spec.detached;
   }
 
   absl::StatusOr<ActorAddress> WhereLast(uint64_t id) const {
@@ -241,7 +253,11 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     Told told{std::move(it->second.asked), std::move(it->second.watch), reason, by_owner};
     Leave(it->second);
     endings_[it->first] = {reason, by_owner};
-    if (endings_.size() > kEndingsKept) endings_.erase(endings_.begin());
+    ended_.push_back(it->first);
+    if (ended_.size() > kEndingsKept) {
+      endings_.erase(ended_.front());
+      ended_.pop_front();
+    }
     owned_.erase(it);
     return told;
   }
@@ -255,6 +271,8 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
 
   // Why it ends; empty: it is made anew.
   std::string CountLoss(Owned& owned) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (owned.spec.unkept)
+      return "its process was lost as it came to another owner, which does not have its state";
     const Instant now = clock_.Now();
     owned.losses.push_back(now);
     std::erase_if(owned.losses, [&](Instant then) { return now - then > kRestartWindow; });
@@ -343,9 +361,9 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     told.Tell();
     if (!spawner) return;
     if (!status.ok()) return spawner(status, "");
-    ref.owner_high = self_.high;
-    ref.owner_low = self_.low;
-    ref.id = id;
+    ref.owner_high = ref.born_high = self_.high;
+    ref.owner_low = ref.born_low = self_.low;
+    ref.id = ref.born_id = id;
     ref.at = *at;
     spawner(status, ref.Pack());
   }
@@ -406,6 +424,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
     bool by_owner = false;
   };
   std::map<uint64_t, Ending> endings_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> ended_ ABSL_GUARDED_BY(mutex_);        // the same in their order
   Counts on_ ABSL_GUARDED_BY(mutex_);                         // how many each process has
   std::map<uint64_t, Counts> apart_ ABSL_GUARDED_BY(mutex_);  // of those that are to be apart, by group
   std::set<CallerId> gone_ ABSL_GUARDED_BY(mutex_);
@@ -432,6 +451,8 @@ void OwnedActors::EndedBy(uint64_t id, const CallerId& from, const std::string& 
 }
 void OwnedActors::ProcessLost(const CallerId& process) { core_->ProcessLost(process); }
 void OwnedActors::Close() { core_->Close(); }
+void OwnedActors::Named(uint64_t id) { core_->Named(id); }
+bool OwnedActors::IsDetached(uint64_t id) const { return core_->IsDetached(id); }
 uint64_t OwnedActors::Adopt(Spec spec, const ActorAddress& at) { return core_->Adopt(std::move(spec), at); }
 void OwnedActors::Watch(uint64_t id, Reply reply) { core_->Watch(id, std::move(reply)); }
 absl::StatusOr<ActorAddress> OwnedActors::WhereLast(uint64_t id) const { return core_->WhereLast(id); }

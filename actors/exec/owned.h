@@ -46,6 +46,8 @@ class OwnedActors {
     SpawnOptions options;
     Placement placement;
     bool detached = false;  // it has a name, and outlives this process
+    bool named = false;     // and is known to have it
+    bool unkept = false;    // it was adopted, and what it has is not here yet: lost, it ends
     std::string arguments;
     uint64_t id = 0;     // this process has this number for it, and keeps its state if the options say so
     std::string record;  // a KeptRecord; empty: there is none yet
@@ -83,6 +85,9 @@ class OwnedActors {
   // It is in a process already, and its owner is lost: from now on it is this process's. The number that it
   // has here.
   uint64_t Adopt(Spec spec, const ActorAddress& at);
+  // A detached actor has its name, and may be offered to the next owner from now on.
+  void Named(uint64_t id);
+  bool IsDetached(uint64_t id) const;  // one that is owned here
   // The reply comes when the actor has ended by itself, with the reason. Cancelled: its owner has let it go,
   // or owns nothing any more. NotFound: it is no more, and nobody knows why.
   void Watch(uint64_t id, Reply reply);

@@ -367,7 +367,7 @@ class Peers::Loop : public std::enable_shared_from_this<Peers::Loop> {
   bool WakesTooLate() const { return !timers_.empty() && timers_.begin()->first < wakes_at_; }
 
   bool TakeCall(const CallerId& process, OutgoingCalls::Call& call, Instant now) {
-    if (ended_ || (call.ref && !relocations_.Unknown(*call.ref))) return false;
+    if (ended_ || (call.ref && !relocations_.GoesThere(*call.ref))) return false;
     const auto it = peers_.find(process);
     if (it == peers_.end()) return false;
     Peer& peer = it->second;

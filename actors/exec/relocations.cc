@@ -11,9 +11,19 @@ void Relocations::Wait(const Name& name, Target& target, Call call) {
   target.waiting.push_back(std::move(call));
 }
 
+bool Relocations::GoesThere(const ActorRef& ref) {
+  const Name name = NameOf(ref);
+  auto it = targets_.find(name);
+  if (it == targets_.end() && ref.kept()) {
+    it = targets_.try_emplace(name).first;
+    it->second.at = ref.at;
+  }
+  return it == targets_.end() || (!it->second.sought && it->second.ended.ok() && it->second.at == ref.at);
+}
+
 std::optional<ActorAddress> Relocations::Find(Call& call, HeardReplies& heard) {
+  if (GoesThere(*call.ref)) return call.ref->at;
   const auto it = targets_.find(NameOf(*call.ref));
-  if (it == targets_.end()) return call.ref->at;
   Target& target = it->second;
   if (!target.ended.ok()) {
     heard.push_back({std::move(call.reply), target.ended, ""});

@@ -26,8 +26,10 @@ class Relocations {
  public:
   using Call = OutgoingCalls::Call;
 
-  // Nothing is known here of the actor but what its references say.
-  bool Unknown(const ActorRef& ref) const { return !targets_.contains(NameOf(ref)); }
+  // Calls go to where this reference says. An actor whose state is kept has one numbering of calls of each
+  // process, so from its first call on it is called in the one place until that is lost, whatever references
+  // say that come later: those could know of a place before this process has heard of the loss.
+  bool GoesThere(const ActorRef& ref);
   // Where the actor of `call`, which has a reference, is to be called. None: the call was taken, since it is
   // being looked for, or is no more.
   std::optional<ActorAddress> Find(Call& call, HeardReplies& heard);
@@ -63,7 +65,11 @@ class Relocations {
     std::optional<OutgoingCalls::Moved> moved;
     std::deque<Call> waiting;
   };
-  static Name NameOf(const ActorRef& ref) { return {ref.owner_high, ref.owner_low, ref.id}; }
+  // Where a reference says nothing else its owner is the first.
+  static Name NameOf(const ActorRef& ref) {
+    if (ref.born_id == 0) return {ref.owner_high, ref.owner_low, ref.id};
+    return {ref.born_high, ref.born_low, ref.born_id};
+  }
   void Wait(const Name& name, Target& target, Call call);
 
   std::map<Name, Target> targets_;

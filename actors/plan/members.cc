@@ -79,7 +79,7 @@ absl::StatusOr<SpawnRequest> ParseSpawn(absl::string_view bytes) {
       !TakeText(&bytes, kCallBytesMax, &request.record))
     return Malformed("what is to be spawned ends too early");
   if (request.kept > 1) return Malformed("kept more than once");
-  if (request.detached > 1) return Malformed("detached more than once");
+  if (request.detached > 2) return Malformed("detached more than once");
   if (request.restarts < 0) return Malformed("fewer than no restarts");
   if (request.concurrency < 1 || (request.concurrency > 1 && request.kept != 0))
     return Malformed("no call at a time, or several of a kept actor");

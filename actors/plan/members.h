@@ -41,6 +41,7 @@ enum class Control : uint32_t {
   kAdopt =
       11,  // likewise, of a detached actor whose owner is lost: an AdoptRequest; the answer is its number
   kRelease = 12,  // of the owner of a detached actor: a reference; it is to end
+  kNamed = 13,    // of who has a detached actor, by its owner: its number there; it has its name
   kCopy = 9,      // of who has the copies of its machine: an ObjectRef; the answer is that of a copy there
 };
 
@@ -58,7 +59,7 @@ struct SpawnRequest {
   int32_t concurrency = 1;
   uint64_t id = 0;       // the owner's number of it
   uint8_t kept = 0;      // 1: the owner keeps its state
-  uint8_t detached = 0;  // 1: it outlives its owner
+  uint8_t detached = 0;  // it outlives its owner; 1: if it gets its name; 2: it has that
   // Where it is made anew, of a detached actor.
   uint8_t spread = 0;
   int32_t rank = -1;

@@ -63,7 +63,7 @@ TEST(Spawn, IsReadAsItWasWritten) {
   wrong[2].concurrency = 0;
   wrong[3].concurrency = 2;  // of one that is kept
   wrong[4].spread = kSpreadMax + 1;
-  wrong[5].detached = 2;
+  wrong[5].detached = 3;
   for (const SpawnRequest& one : wrong) EXPECT_FALSE(ParseSpawn(PrintSpawn(one)).ok());
 }
 

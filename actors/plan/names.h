@@ -27,6 +27,7 @@ struct NamedActor {
   CallerId owner;
   uint64_t id = 0;        // the owner's number of it
   std::string reference;  // as it travels
+  bool detached = false;  // of the owner alone
   bool operator==(const NamedActor&) const = default;
 };
 

@@ -25,7 +25,7 @@ std::string PrintObject(const ObjectRef& ref);
 // InvalidArgument: it is no name.
 absl::StatusOr<ObjectRef> ParseObject(absl::string_view bytes);
 
-inline constexpr uint64_t kObjectPartBytes = uint64_t{4} << 20;  // that one call fetches at most
+inline constexpr uint64_t kObjectPartBytes = uint64_t{1} << 20;  // that one call fetches at most
 // Some of the bytes of an object, asked of its owner.
 struct PartRequest {
   ObjectRef ref;

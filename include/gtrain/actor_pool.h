@@ -43,9 +43,10 @@ class ActorPool {
     // One that is no more answers at once, and would get all calls.
     size_t Begin() {
       const std::lock_guard lock(mutex);
-      size_t best = next++ % under_way.size();
-      for (size_t i = 0; i < under_way.size(); ++i) {
-        const size_t at = (best + i) % under_way.size();
+      const size_t first = next++ % under_way.size();
+      size_t best = first;
+      for (size_t i = 1; i < under_way.size(); ++i) {
+        const size_t at = (first + i) % under_way.size();
         if (std::pair(ended[at], under_way[at]) < std::pair(ended[best], under_way[best])) best = at;
       }
       ++under_way[best];

@@ -41,6 +41,20 @@ class Meeting {
   std::atomic<int> here_ = 0;
 } meeting;
 
+// Opened once.
+class Gate {
+ public:
+  void Open() { opened_.store(true); }
+  bool WaitFor() const {
+    const auto end = std::chrono::steady_clock::now() + seconds(60);
+    while (!opened_ && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    return opened_;
+  }
+
+ private:
+  std::atomic<bool> opened_ = false;
+} gate;
+
 struct Longer {
   std::string operator()(const std::string& one, const std::string& other) const { return one + other; }
 };
@@ -59,6 +73,11 @@ class Part {
   }
   gtrain::Task<std::string> Letter() { co_return std::string(1, static_cast<char>('a' + number_)); }
   bool MeetOthers(int wanted) { return meeting.Meet(wanted); }
+  bool WaitAtGate() {
+    ++waited_;
+    return gate.WaitFor();
+  }
+  int64_t Waited() const { return waited_; }
   void Throw() { throw std::runtime_error("the part is tired"); }
   gtrain::Task<int64_t> SumOf(gtrain::Object<int64_t> object) {
     const auto view = co_await object.Read();
@@ -72,12 +91,12 @@ class Part {
   }
 
  private:
-  int64_t number_ = 0;
+  int64_t number_ = 0, waited_ = 0;
 };
 [[maybe_unused]] constexpr auto kPart = gtrain::Actor<
     Part, gtrain::Ctor<>,
     gtrain::Methods<&Part::Set, &Part::Number, &Part::Vector, &Part::Even, &Part::Letter, &Part::MeetOthers,
-                    &Part::Throw, &Part::SumOf, &Part::MakeObject,
+                    &Part::WaitAtGate, &Part::Waited, &Part::Throw, &Part::SumOf, &Part::MakeObject,
                     gtrain::Reduces<&Part::Number, gtrain::Sum>, gtrain::Reduces<&Part::Number, gtrain::Max>,
                     gtrain::Reduces<&Part::Vector, gtrain::Sum>, gtrain::Reduces<&Part::Even, gtrain::Sum>,
                     gtrain::Reduces<&Part::Letter, Longer>>>;
@@ -120,6 +139,16 @@ gtrain::Task<> Pools(gtrain::Cluster& cluster) {
   std::vector<int> by(3);
   for (auto& one : calls) ++by[static_cast<size_t>(co_await std::move(one))];
   CHECK(by[0] > 0 && by[1] > 0 && by[2] > 0);
+  // Of those that are busy the least.
+  std::vector<gtrain::Future<bool>> held;
+  for (int i = 0; i < 8; ++i) held.push_back(pool.Call<&Part::WaitAtGate>());
+  gate.Open();
+  for (auto& one : held) co_await std::move(one);
+  const auto waits = [&](size_t at) { return parts[at].Call<&Part::Waited>(); };
+  for (const size_t at : {0, 1, 2}) {
+    const int64_t waited = co_await waits(at);
+    CHECK(waited >= 2 && waited <= 3);  // eight calls of three
+  }
   co_await gtrain::Try(parts[1].Call<&Part::Throw>());  // it ends
   CHECK((co_await parts[1].Ended()).find("it threw 1 times") != std::string::npos);
   int lost = 0;

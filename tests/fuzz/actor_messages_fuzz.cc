@@ -120,8 +120,10 @@ GT_FUZZ_SEEDS(actor_messages) {
   }
   std::string control;
   actors::AppendFrame(
-      actors::CallFrame{0, 1, 0, 0, 1000, false,
-                        actors::PrintSpawn({"Class", "()", "name", 3, 1, 0, "", "arguments"})},
+      actors::CallFrame{
+          0, 1, 0, 0, 1000, false,
+          actors::PrintSpawn(
+              {.type = "Class", .signature = "()", .name = "name", .id = 1, .arguments = "arguments"})},
       &control);
   actors::AppendFrame(actors::CallFrame{0, 2, 1, 1, 1000, false, actors::PrintEnd({"why", {1, 2}})},
                       &control);
