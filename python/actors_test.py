@@ -126,6 +126,21 @@ class ActorsTest(unittest.TestCase):
             assert await reader.first() == 0.0, 'who has it goes on reading'
             later = (await cluster.put(bytearray(b'abc'))).let_go(after=60)
             assert bytes(await later.read()) == b'abc'
+            import copy, pickle
+            for one in (later, owner, await cluster.put(np.ones(3)), reader):
+                assert 'Owner' not in type(copy.copy(one)).__name__ and 'Owner' not in type(copy.deepcopy(one)).__name__
+                try:
+                    pickle.dumps(one)
+                    raise AssertionError('it was pickled')
+                except TypeError:
+                    pass
+            try:
+                view.flags.writeable = True
+                raise AssertionError('it may be written')
+            except ValueError:
+                pass
+            for array in (np.arange(9).reshape(3, 3).T, np.arange(6)[::2], np.arange(3, dtype='>i4')):
+                assert (await (await cluster.put(array)).read() == array).all()
             empty = await cluster.put(np.zeros((0, 3), dtype=np.int8))
             assert (await empty.read()).shape == (0, 3)
         """)
@@ -174,6 +189,19 @@ class ActorsTest(unittest.TestCase):
                 raise AssertionError('no error')
             except AttributeError as error:
                 assert 'have no method subtract; they have add, crash' in str(error), error
+            for number in (np.int64(7), np.float32(2.5), np.bool_(True)):
+                (back,), _ = await counter.echo(number)
+                assert back == number and type(back) in (int, float, bool), back
+            await counter.add(5)
+            before = await counter.add(0)
+            for wrong in ({(1, 2): 3}, {1: {(): 1}}):
+                try:
+                    counter.echo(wrong)
+                    raise AssertionError('no error')
+                except gtrain.InvalidArgument as error:
+                    assert 'no key of a dict' in str(error)
+            assert (await error_of(counter.gives_itself()))[0] == 'INVALID_ARGUMENT'
+            assert await counter.add(0) == before, 'it was made anew'
             itself = []
             itself.append(itself)
             try:

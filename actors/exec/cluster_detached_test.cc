@@ -160,6 +160,125 @@ TEST_F(ClusterDetachedTest, InItsOwnersProcessItIsLostWithIt) {
   EXPECT_TRUE(Detached(2, "ps", 1).ok());
 }
 
+// The one that was offered it is lost before it answers: the next one is.
+TEST_F(ClusterDetachedTest, ItIsOfferedUntilSomebodyOwnsIt_P4) {
+  Open(4);
+  const auto actor = Detached(0, "ps", 3, /*keep=*/false, "x");
+  ASSERT_TRUE(actor.ok());
+  EXPECT_EQ(*Call(2, *actor, 3, "a"), "xa");
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), true);
+  LoseTheDriver({1, 2, 3});
+  job_.Begin({2, 3});
+  AwaitLooking([&] { return clusters_[2]->drives(); });
+  const auto found = Find(2, "ps");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*Call(2, *found, 3, "b"), "xab");
+  EXPECT_TRUE(absl::IsAlreadyExists(Detached(2, "ps", {}).status()));
+  FakeNet::Get().CutOff(clusters_[1]->endpoint(), false);
+}
+
+// One that is still being made when its owner is lost has not got the name, whoever is offered first.
+TEST_F(ClusterDetachedTest, OneThatNeverHadItsNameIsNotOffered_P4) {
+  Open(4);
+  const auto actor = Detached(0, "ps", 3, /*keep=*/true, "x");
+  ASSERT_TRUE(actor.ok());
+  EXPECT_EQ(*Call(1, *actor, 3, "a"), "xa");
+  Gate(false);
+  Answers second;
+  clusters_[1]->SpawnDetached("ps", "Log", {}, {.rank = 2}, "slow", kSoon, second.Taker());
+  AwaitLooking([&] { return clusters_[2]->counts().actors == 1; });
+  clusters_.erase(0);
+  Gate(true);
+  AwaitLooking([&] { return world_.made == 2; });
+  job_.Hold(3, true);
+  job_.Begin({1, 2, 3});
+  AwaitLooking([&] { return clusters_[1]->drives() && clusters_[2]->counts().actors == 0; });
+  job_.Hold(3, false);
+  const auto found = Find(1, "ps");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*Call(1, *found, 4, ""), "xa");
+  EXPECT_EQ(*Call(1, *actor, 4, ""), "xa");
+  EXPECT_FALSE(second.Get().ok());
+}
+
+// What it has is not with the new owner yet: then it ends, and nothing that somebody has heard of is undone.
+TEST_F(ClusterDetachedTest, OneThatIsLostBeforeItsStateHasComeDoesNotGoBack) {
+  Open(4);
+  const auto actor = Detached(0, "ps", 2, /*keep=*/true, "x");
+  ASSERT_TRUE(actor.ok());
+  EXPECT_EQ(*Call(3, *actor, 3, "a"), "xa");
+  Gate(false);
+  Answers slow;
+  clusters_[3]->Call(*actor, 1, "z", kSoon, slow.Taker());  // nothing is saved while it runs
+  AwaitLooking([&] { return clusters_[2]->counts().begun == 1; });
+  LoseTheDriver({1, 2, 3});
+  ASSERT_TRUE(Find(1, "ps").ok());
+  job_.Begin({1, 3});
+  AwaitLooking([&] { return absl::IsNotFound(Find(1, "ps").status()); });
+  Gate(true);
+  const auto state = Call(3, *actor, 4, "");
+  EXPECT_TRUE(absl::IsNotFound(state.status())) << state.status() << state.value_or("");
+}
+
+TEST_F(ClusterDetachedTest, OneThatEndsAsItIsOfferedLeavesNoName) {
+  Open(4);
+  Answers made;
+  clusters_[0]->SpawnDetached("ps", "Log", {.restarts = 0}, {.rank = 2}, "x", kSoon, made.Taker());
+  const ActorRef actor = *ActorRef::Parse(*made.Get());
+  FakeNet::Get().CutOff(NetworkOf(*clusters_[1]), true);
+  LoseTheDriver({1, 2, 3});
+  EXPECT_EQ(Call(3, actor, 2, "").status().code(), absl::StatusCode::kUnknown);  // it throws, and ends
+  AwaitLooking([&] { return world_.alive == 0; });
+  FakeNet::Get().CutOff(NetworkOf(*clusters_[1]), false);
+  AwaitLooking([&] { return absl::IsNotFound(Find(3, "ps").status()); });
+  EXPECT_TRUE(Detached(3, "ps", 2).ok());
+}
+
+// A process that has never heard of the first owner goes on with the first reference, and by name, too.
+TEST_F(ClusterDetachedTest, OldReferencesGoOnInNewProcesses_P4) {
+  Open(4);
+  const auto actor = Detached(0, "ps", 2, /*keep=*/true, "x");
+  ASSERT_TRUE(actor.ok());
+  LoseTheDriver({1, 2, 3});
+  ASSERT_TRUE(Find(1, "ps").ok());
+  job_.Begin({1, 2, 3, 5});
+  std::vector<std::thread> joining;
+  Add(5, {}, joining);
+  for (std::thread& one : joining) one.join();
+  EXPECT_EQ(*Call(5, *actor, 3, "a"), "xa");
+  clusters_.erase(2);
+  job_.Begin({1, 3, 5});
+  const auto by_name = Find(5, "ps");
+  ASSERT_TRUE(by_name.ok()) << by_name.status();
+  EXPECT_EQ(*Call(5, *by_name, 3, "b"), "xab");  // its own answer, and not that of another call
+  EXPECT_EQ(*Call(5, *actor, 3, "c"), "xabc");
+  EXPECT_EQ(*Call(3, *actor, 4, ""), "xabc");
+  EXPECT_TRUE(End(5, *actor).ok());
+}
+
+// Whoever ends it hears in time, also where some have still to say what they have.
+TEST_F(ClusterDetachedTest, ItsEndHasADeadline) {
+  Open(4);
+  const auto actor = Detached(0, "ps", 3, /*keep=*/false, "x");
+  ASSERT_TRUE(actor.ok());
+  job_.Hold(3, true);
+  LoseTheDriver({1, 2, 3});
+  Answers ended;
+  clusters_[1]->EndDetached(*actor, absl::Milliseconds(100), ended.Taker());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(ended.Get().status()));
+  job_.Hold(3, false);
+}
+
+// Which reference one has, and what it knows, is no matter: its owner decides what is detached.
+TEST_F(ClusterDetachedTest, AReferenceDoesNotMakeAnActorDetached) {
+  Open(3);
+  auto actor = Spawn(0, 1);
+  ASSERT_TRUE(actor.ok());
+  actor->flags |= ActorRef::kDetached;
+  EXPECT_TRUE(absl::IsInvalidArgument(End(2, *actor)));
+  EXPECT_TRUE(Call(2, *actor, 0, "a").ok());
+}
+
 // ---- endings, groups that are apart, several calls at a time
 
 TEST_F(ClusterDetachedTest, TheOwnerHearsWhyAnActorEnded) {

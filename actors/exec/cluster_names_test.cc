@@ -226,5 +226,36 @@ TEST_F(ClusterNamesTest, ALostActorIsAnEventWithBothRanks_P4) {
                                 "Log ps was lost with rank 1 (node-0); it was made anew on rank 1 (node-1)"));
 }
 
+// A caller finds a kept actor that was made anew before it hears of the loss: its calls have one numbering,
+// or the ledger there would answer them as the ones of before.
+TEST_F(ClusterNamesTest, AKeptActorIsFoundAgainBeforeTheLossIsHeard_P4) {
+  Open(5);
+  SpawnOptions options;
+  options.restarts = 100;
+  options.keep = true;
+  Answers made;
+  clusters_[0]->SpawnNamed("ps", "Log", options, {.rank = 2}, "x", kSoon, made.Taker());
+  ASSERT_TRUE(made.Get().ok());
+  const auto ref = Find(4, "ps");
+  ASSERT_TRUE(ref.ok());
+  EXPECT_EQ(*Call(4, *ref, 3, "a"), "xa");
+  EXPECT_EQ(*Call(4, *ref, 3, "b"), "xab");
+  job_.Hold(4, true);
+  clusters_.erase(2);
+  job_.Begin({0, 1, 3, 4});
+  AwaitLooking([&] { return world_.made == 2; });
+  absl::StatusOr<ActorRef> again = *ref;
+  AwaitLooking([&] {
+    again = Find(4, "ps");
+    return again.ok() && !(again->at == ref->at);
+  });
+  Answers answers;
+  for (const char* text : {"c", "d"}) clusters_[4]->Call(*again, 3, text, kSoon, answers.Taker());
+  job_.Hold(4, false);
+  answers.Await(2);
+  EXPECT_EQ(*Call(4, *ref, 3, "e"), "xabcde");
+  EXPECT_EQ(*Call(3, *Find(3, "ps"), 4, ""), "xabcde");
+}
+
 }  // namespace
 }  // namespace gtrain::actors

@@ -76,7 +76,11 @@ absl::StatusOr<ActorAddress> ActorAddress::Parse(absl::string_view bytes) {
   return ParsePlain<ActorAddress>(bytes);
 }
 std::string ActorRef::Pack() const { return PackPlain(*this); }
-absl::StatusOr<ActorRef> ActorRef::Parse(absl::string_view bytes) { return ParsePlain<ActorRef>(bytes); }
+absl::StatusOr<ActorRef> ActorRef::Parse(absl::string_view bytes) {
+  if (bytes.empty())
+    return absl::InvalidArgumentError("the reference is nobody's: no actor was ever given to it");
+  return ParsePlain<ActorRef>(bytes);
+}
 
 class Host::Core : public std::enable_shared_from_this<Host::Core> {
   // Wakes one thread, where Mutex wakes all that wait: a call must not cost as many wake-ups as there are
@@ -282,7 +286,8 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     if (known->second->save && known->second->load) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("the state of a ", type,
-                     " cannot be kept: give the class `void Persist(auto& archive) { archive(a_, b_); }`"));
+                     " cannot be kept: give the class `void Persist(auto& archive) { archive(a_, b_); }`, in "
+                     "Python get_state and set_state"));
   }
 
   void SetLookAround(LookAround look) {

@@ -68,7 +68,7 @@ void Objects::CreateBehind(uint64_t bytes, absl::Duration timeout, bool passes, 
     } else if (bytes > bytes_max_) {
       made = absl::ResourceExhaustedError(absl::StrCat(
           "an object of ", PrintBytes(static_cast<int64_t>(bytes)), ": the objects of a process have ",
-          PrintBytes(static_cast<int64_t>(bytes_max_)), " at most (ClusterOptions::object_bytes)"));
+          PrintBytes(static_cast<int64_t>(bytes_max_)), " at most (object_bytes of its cluster)"));
     } else if (waiting_.size() >= kWaitingMax) {
       made = absl::ResourceExhaustedError(absl::StrCat(kWaitingMax, " wait for room for an object already"));
     } else {
@@ -244,9 +244,9 @@ void Objects::Serve(Heard& heard) {
     }
     const absl::Status full = absl::ResourceExhaustedError(
         absl::StrCat("no room for an object of ", PrintBytes(static_cast<int64_t>(it->bytes)),
-                     ": this process has ", blocks_.size(), " of ", PrintBytes(static_cast<int64_t>(used_)),
-                     ", and ", options_.objects_max, " of ", PrintBytes(static_cast<int64_t>(bytes_max_)),
-                     " are the most: let some go, or give it more (ClusterOptions::object_bytes)"));
+                     ": those of this process have ", PrintBytes(static_cast<int64_t>(used_)), " of ",
+                     PrintBytes(static_cast<int64_t>(bytes_max_)), ", and are ", blocks_.size(), " of ",
+                     options_.objects_max, ": let some go, or give its cluster more (object_bytes)"));
     heard.push_back([reply = std::move(it->reply), full]() mutable { reply(full); });
     it = waiting_.erase(it);
   }

@@ -12,6 +12,8 @@ std::string PrintObject(const ObjectRef& ref) {
 }
 
 absl::StatusOr<ObjectRef> ParseObject(absl::string_view bytes) {
+  if (bytes.empty())
+    return absl::InvalidArgumentError("the reference is nobody's: no object was ever given to it");
   if (bytes.size() != kObjectRefBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("the name of an object has ", kObjectRefBytes, " bytes, and this one ", bytes.size()));

@@ -9,8 +9,8 @@
 //    private:
 //     int64_t value_;
 //   };
-//   constexpr auto kCounter = gtrain::Actor<Counter, gtrain::Ctor<int64_t>,
-//                                           gtrain::Methods<&Counter::Add, &Counter::Value>>;
+//   inline constexpr auto kCounter =
+//       gtrain::Actor<Counter, gtrain::Ctor<int64_t>, gtrain::Methods<&Counter::Add, &Counter::Value>>;
 //
 //   gtrain::Task<> Drive(gtrain::Cluster& cluster) {
 //     auto counter = co_await cluster.Spawn<Counter>(40);
@@ -109,8 +109,9 @@ class Spawn {
     keep_ = durable == Durable::kPeer;
     return *this;
   }
-  // So many calls of it run at a time, on as many threads, and go on in any of them behind a co_await: the
-  // class guards its members itself. 1 unless it is said; 1,024 at most, and 1 of an actor that is kept.
+  // So many calls of it run at a time, as far as its process has threads (ClusterOptions), and go on in any
+  // of them behind a co_await: the class guards its members itself. 1 unless it is said; 1,024 at most, and 1
+  // of an actor that is kept.
   Spawn& Concurrency(int calls) {
     concurrency_ = calls;
     return *this;
@@ -256,6 +257,8 @@ class Cluster {
            std::chrono::nanoseconds timeout = kCallTimeout) {
     const std::span span(std::ranges::data(values), std::ranges::size(values));
     using T = typename decltype(span)::value_type;
+    static_assert(ObjectElement<T>,
+                  "gtrain: an object is an array of numbers or of std::byte; other values travel in calls");
     if (shape.empty()) shape.push_back(static_cast<int64_t>(span.size()));
     return internal::PutObject<T>(std::span<const T>(span), std::move(shape), timeout);
   }
@@ -334,6 +337,7 @@ class Cluster {
     const auto wrong = [](const char* why) { return Status(StatusCode::kInvalidArgument, why); };
     if (options.name().find('\0') != std::string::npos)
       return wrong("the name of an actor has no control characters");
+    if (options.restarts() < 0) return wrong("Spawn().Restarts(): 0 or more; a large number for any");
     if (options.rank() < -1) return wrong("Spawn().OnRank(): ranks are numbered from 0");
     if (options.strict() && how.apart == 0)
       return wrong("Spawn().Strict() is for the actors of a SpawnGroup");

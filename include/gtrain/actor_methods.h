@@ -118,8 +118,8 @@ struct MethodTraits<TreeOf<kMethod, Op>> {
       "gtrain: gtrain::Reduces<> of a method that takes a view: each actor sends its arguments on, so let "
       "it take a std::vector or a std::string");
   template <typename Function>
-  static decltype(auto) Pass(const Function& function, Unpacked& arguments) {
-    return std::apply([&](auto&... each) -> decltype(auto) { return function(each...); }, arguments);
+  static Raw Pass(const Function& function, Unpacked& arguments) {  // clang 14 loses what auto would be
+    return std::apply([&](auto&... each) -> Raw { return function(each...); }, arguments);
   }
 };
 

@@ -46,7 +46,7 @@ auto RunTree(TreeOf<kMethod, Op> tree, Class* self, std::vector<Ref<Class>> belo
 }
 
 template <auto kMethod, typename Class, typename... Arguments>
-decltype(auto) Invoke(Class* self, Arguments&&... arguments) {
+typename TraitsOf<kMethod>::Raw Invoke(Class* self, Arguments&&... arguments) {
   if constexpr (kIsTree<std::remove_cv_t<decltype(kMethod)>>) {
     return RunTree(kMethod, self, std::forward<Arguments>(arguments)...);
   } else {

@@ -274,6 +274,12 @@ class GroupRef {
   template <auto kMethod, typename Op, typename... Given>
   Future<typename internal::TraitsOf<kMethod>::Value> Reduce(const Given&... given) const {
     using Value = typename internal::TraitsOf<kMethod>::Value;
+    static_assert(
+        decltype(GtrainActorOf(internal::ActorTag<T>()))::template Index<Reduces<kMethod, Op>>() >= 0,
+        "gtrain: gtrain::Methods<> of this class does not list gtrain::Reduces<> of this method and Op");
+    static_assert(
+        std::is_invocable_r_v<Value, Op, Value, Value>,
+        "gtrain: the Op of gtrain::Reduces<> makes a value of two: Value operator()(Value, const Value&)");
     if (refs_.empty())
       return internal::Failed<Value>(Status(StatusCode::kInvalidArgument, "Reduce: the group is empty"));
     return refs_[0].template Call<Reduces<kMethod, Op>>(std::vector<Ref<T>>(refs_.begin() + 1, refs_.end()),

@@ -4,8 +4,8 @@
 //   co_await workers.Call<&Worker::Train>(weights.ref());
 //   ...
 //   gtrain::Task<double> Worker::Train(gtrain::Object<float> weights) {
-//     const auto w = co_await weights.Read();           // no copy on the same machine, one a machine on
-//     others for (const float x : w) ...
+//     const auto w = co_await weights.Read();  // no copy on the same machine, one a machine on others
+//     ...                                      // w[0], w.size(), for (const float x : w)
 //
 // They are for arguments and results of more than some 100 KB: a descriptor and two pages each. What reads
 // them keeps their memory for as long as it has the view, also when the owner has let them go.

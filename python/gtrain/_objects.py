@@ -33,9 +33,7 @@ def view(handle, dtype, shape):
     weakref.finalize(memory, _release, handle).atexit = False  # the memory ends with the process
     if dtype not in NAMES:
         raise InvalidArgument(f"an object of {dtype!r}, which is no type of elements")
-    array = numpy.frombuffer(memory, dtype=dtype_of(dtype)).reshape(shape)
-    array.flags.writeable = False
-    return array
+    return numpy.frombuffer(memoryview(memory).toreadonly(), dtype=dtype_of(dtype)).reshape(shape)
 
 
 def _release(handle):

@@ -52,10 +52,17 @@ def _pack(library, packer, value, of_other, depth):
     elif isinstance(value, dict):
         library.gtrain_pack_map(packer, len(value))
         for key, one in value.items():
+            if not (key is None or isinstance(key, (bool, int, float, str, bytes))):
+                raise InvalidArgument(f"a {type(key).__name__} is no key of a dict that travels: those are None, bool, int, float, str "
+                                      "and bytes")
             _pack(library, packer, key, of_other, depth + 1)
             _pack(library, packer, one, of_other, depth + 1)
     elif hasattr(value, "__array_interface__") or hasattr(value, "data_ptr"):
-        _pack_array(library, packer, value)
+        value = plain(value)
+        if isinstance(value, (bool, int, float)):
+            _pack(library, packer, value, None, depth)
+        else:
+            _pack_array(library, packer, value)
     else:
         other = None if of_other is None else of_other(value)
         if other is None:
@@ -73,9 +80,22 @@ def _pack_int(library, packer, value):
         raise InvalidArgument(f"{value} has more than 64 bits")
 
 
+def plain(value):
+    """The same elements as they travel: contiguous, in the byte order of this machine; one of numpy's numbers as Python's."""
+    if hasattr(value, "data_ptr"):
+        return value.contiguous()
+    if not hasattr(value, "__array_interface__"):
+        return value
+    import numpy
+    if not isinstance(value, numpy.ndarray):
+        number = value.item()
+        return number if isinstance(number, (bool, int, float)) else numpy.asarray(value)
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    return value if value.flags.c_contiguous else value.copy()
+
+
 def _pack_array(library, packer, value):
-    if not hasattr(value, "data_ptr") and not value.flags.c_contiguous:
-        value = value.copy()
     buffer = Buffer(value, writable=False)
     shape = list(value.shape)
     if len(shape) != 1:

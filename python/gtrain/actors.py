@@ -215,6 +215,15 @@ class Ref:
             raise AttributeError(f"actors of class {self._name} have no method {name}; they have {', '.join(cls._gtrain_methods)}")
         return _Method(self, name)
 
+    def __copy__(self):
+        return self.reference  # also of an Owner: there is one of each
+
+    def __deepcopy__(self, memo):
+        return self.reference
+
+    def __reduce__(self):
+        raise TypeError("a reference to an actor travels in arguments and results, and is not pickled")
+
     def __eq__(self, other):
         return isinstance(other, Ref) and (self._name, self._bytes) == (other._name, other._bytes)
 
@@ -273,6 +282,15 @@ class Object:
                                            _begin(call, lambda handle, _: _objects.view(handle, self.dtype, self.shape)))
         return call
 
+    def __copy__(self):
+        return Object(self._bytes, self.dtype, self.shape)  # also of an owner: there is one of each
+
+    def __deepcopy__(self, memo):
+        return self.__copy__()
+
+    def __reduce__(self):
+        raise TypeError("an object travels in arguments and results, and is not pickled")
+
     def __repr__(self):
         return f"<object of {self.dtype} {list(self.shape)}>"
 
@@ -321,6 +339,9 @@ class Cluster:
         cls = _class_of(cls)
         if on not in _SPREADS:
             raise InvalidArgument(f"on={on!r}: it is one of {', '.join(_SPREADS)}")
+        if restarts < 0 or concurrency < 1:
+            raise InvalidArgument(f"restarts={restarts}, concurrency={concurrency}: restarts are 0 or more (a large number for any), and an "
+                                  "actor runs one call at a time at least")
         if rank is not None and rank < 0:
             raise InvalidArgument(f"rank={rank}: ranks are numbered from 0")
         options = _library.SpawnOptions(size=ctypes.sizeof(_library.SpawnOptions), restarts=restarts, spread=_SPREADS[on],
@@ -344,6 +365,9 @@ class Cluster:
     def put(self, array, timeout=60.0):
         """`await` it for the ObjectOwner of an array of numpy, a tensor of torch on the CPU, or a buffer: one copy, into memory that all
         processes of this machine read. RESOURCE_EXHAUSTED: there was no room until then (`main(object_bytes=...)`)."""
+        array = _values.plain(array)
+        if isinstance(array, (bool, int, float)):
+            raise InvalidArgument(f"{array!r} is no array: numbers travel in calls")
         buffer = Buffer(array, writable=False)
         call, engine, milliseconds = Call(), _running(), _milliseconds(timeout)
 
@@ -453,7 +477,10 @@ class _Hosted:
         try:
             library = _library.load()
             deadline = time.monotonic() + library.gtrain_call_left_ms(call) / 1000
-            args, kwargs = _unpack(data, size)
+            try:
+                args, kwargs = _unpack(data, size)
+            except Exception as error:  # pylint: disable=broad-except
+                raise InvalidArgument(f"an argument of {self._cls.__name__}.{name} is wrong: {_said(error)}") from error
             method = getattr(self._objects[number], name)
             if inspect.iscoroutinefunction(method):
                 asyncio.run_coroutine_threadsafe(self._run(method, args, kwargs, deadline, call, name), _loop())
@@ -475,7 +502,12 @@ class _Hosted:
             self._refuse(call, name, raised, crashes=False)
 
     def _answer(self, call, result):
-        data = _pack(result)
+        try:
+            data = _pack(result)
+        except Exception as error:  # pylint: disable=broad-except
+            if isinstance(error, GtrainError):
+                raise
+            raise InvalidArgument(f"the result is no value of an actor: {_said(error)}") from error
         _library.load().gtrain_call_reply(call, _STATUS_OK, b"", 0, data, len(data))
 
     def _refuse(self, call, name, raised, crashes=True):

@@ -240,7 +240,7 @@ gtrain::Task<> NoRoom(gtrain::Cluster& cluster) {
   const std::vector<int64_t> one_dimension;
   const auto full = co_await gtrain::Try(cluster.Put(numbers, one_dimension, milliseconds(30)));
   CHECK(full.status().code() == StatusCode::kResourceExhausted);
-  CHECK(full.status().message().find("ClusterOptions::object_bytes") != std::string::npos);
+  CHECK(full.status().message().find("give its cluster more (object_bytes)") != std::string::npos);
   auto waiting = cluster.Create<float>(1 << 19);
   CHECK(!waiting.there());
   first = {};
