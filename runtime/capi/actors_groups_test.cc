@@ -149,7 +149,8 @@ gtrain::Task<> Pools(gtrain::Cluster& cluster) {
     const int64_t waited = co_await waits(at);
     CHECK(waited >= 2 && waited <= 3);  // eight calls of three
   }
-  co_await gtrain::Try(parts[1].Call<&Part::Throw>());  // it ends
+  const auto thrown = co_await gtrain::Try(parts[1].Call<&Part::Throw>());  // it ends
+  CHECK(thrown.status().code() == StatusCode::kUnknown);
   CHECK((co_await parts[1].Ended()).find("it threw 1 times") != std::string::npos);
   int lost = 0;
   for (int i = 0; i < 30; ++i) {
