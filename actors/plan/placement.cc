@@ -16,7 +16,7 @@ std::optional<size_t> PickPlace(const std::vector<Place>& places, Spread spread,
                                 PlaceRules rules) {
   const std::optional<size_t> own = PlaceOfRank(places, own_rank);
   if (spread == Spread::kHere || !own) return own;
-  std::map<std::string, size_t> on_node;
+  std::map<absl::string_view, size_t> on_node;
   if (spread == Spread::kNodes) {
     for (const Place& place : places) on_node[place.node] += place.mine;
   }

@@ -6,15 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
+
+#include "absl/strings/string_view.h"
 
 namespace gtrain::actors {
 
 // A process that can have actors.
 struct Place {
   int rank = 0;
-  std::string node;
+  absl::string_view node;
   size_t mine = 0;  // actors of this owner that it has
 };
 
