@@ -119,7 +119,8 @@ class ActorsTest(unittest.TestCase):
                 raise AssertionError('it was written')
             except ValueError:
                 pass
-            (name,), _ = await (await cluster.spawn(Counter)).echo(owner)
+            counter = await cluster.spawn(Counter)
+            (name,), _ = await counter.echo(owner)
             assert (name.dtype, name.shape) == ('float32', (512, 512)), name
             owner.close()
             assert (await error_of(name.read()))[0] == 'NOT_FOUND'

@@ -187,11 +187,11 @@ void Cluster::OnOffered(uint64_t number, const CallerId& keeper, const absl::Sta
     members = there_;
     const auto it = detached_.find(number);
     ended = it == detached_.end();
-    if (!ended && it->second.offered == keeper) it->second.offered.reset();
+    if (!ended && it->second.offered != keeper) return;  // somebody else has been asked since
+    if (!ended) it->second.offered.reset();
     // Another one keeps the names meanwhile, or none could be asked: who does now is.
-    again = !ended && !it->second.offered &&
-            (!members.contains(keeper) || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-             absl::IsResourceExhausted(status));
+    again = !ended && (!members.contains(keeper) || absl::IsUnavailable(status) ||
+                       absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status));
     if (!ended && !again && status.ok()) {
       std::vector<OwnedName>& names = it->second.names;
       names.insert(names.begin(), {keeper, id});

@@ -282,6 +282,7 @@ _FUNCTIONS = {
     "gtrain_actors_spawn": (None, [c_void_p, c_char_p, POINTER(SpawnOptions), c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
     "gtrain_actors_find": (None, [c_void_p, c_char_p, c_char_p, c_int64, REPLY, c_void_p]),
     "gtrain_actors_call": (None, [c_void_p, c_char_p, c_size_t, c_int32, c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
+    "gtrain_actors_call_packed": (None, [c_void_p, c_char_p, c_size_t, c_int32, c_void_p, c_int64, REPLY, c_void_p]),
     "gtrain_actors_end": (None, [c_void_p, c_char_p, c_size_t, c_char_p]),
     "gtrain_actors_end_detached": (None, [c_void_p, c_char_p, c_size_t, c_int64, REPLY, c_void_p]),
     "gtrain_actors_await_end": (None, [c_void_p, c_char_p, c_size_t, REPLY, c_void_p]),
