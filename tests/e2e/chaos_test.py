@@ -10,7 +10,7 @@ import unittest
 
 import harness
 from cluster import ClusterTest
-from harness import soak, wait_until
+from harness import TERMINAL_STATES, soak, wait_until
 
 DAEMONS = ('head', 'agent', 'local-watch')
 # Issue 16 promises 5 s for a machine that has nothing else to do, as it has under `make soak`; what the longest took is printed.
@@ -278,6 +278,8 @@ class DrainsTest(ClusterTest):
         self.assertEqual(self.sources_of('node0') + self.sources_of('node1'), [])
         wait_until('the job to run again', lambda: self.job('both')['state'] == 'RUNNING' and self.job('both')['generation'] == 2)
         self.client('stop', 'both', '--now')
+        # An agent that ends before it hears of the stop leaves a keeper that waits for the next one.
+        wait_until('its end', lambda: self.job('both')['state'] in TERMINAL_STATES)
 
     def test_only_its_own_drain_is_taken_back(self):
         """Of the job's end and of a signal; what a person has drained is neither chosen nor given back."""
