@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "actors/exec/cluster.h"
+#include "actors/plan/bytes.h"
 
 namespace gtrain::actors {
 namespace {
@@ -13,11 +14,15 @@ namespace {
 constexpr absl::Duration kAdoptWithin = absl::Minutes(1);
 constexpr absl::Duration kNamedWithin = absl::Minutes(1);
 
-std::string PrintId(uint64_t id) { return {reinterpret_cast<const char*>(&id), sizeof(id)}; }
+std::string PrintId(uint64_t id) {
+  std::string bytes;
+  PutNumber(id, &bytes);
+  return bytes;
+}
+// 0: that is none.
 uint64_t ParseId(absl::string_view bytes) {
   uint64_t id = 0;
-  if (bytes.size() == sizeof(id)) std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(&id));
-  return id;
+  return TakeNumber(&bytes, &id) && bytes.empty() ? id : 0;
 }
 
 }  // namespace

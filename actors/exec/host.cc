@@ -615,7 +615,7 @@ class Host::Core : public std::enable_shared_from_this<Host::Core> {
     of.waiting += actor.mailbox.size();
     of.waiting_bytes += actor.mailbox_bytes;
     of.restarts += static_cast<uint64_t>(actor.seen.restarts);
-    one.calls = actor.mailbox.size() + (actor.busy ? 1 : 0);
+    one.calls = actor.mailbox.size() + static_cast<size_t>(actor.busy);
     if (actor.seen.times == nullptr) return;
     one.per_second = actor.seen.times->PerSecond(now);
     of.per_second += one.per_second;

@@ -70,7 +70,8 @@ void Objects::CreateBehind(uint64_t bytes, absl::Duration timeout, bool passes, 
           "an object of ", PrintBytes(static_cast<int64_t>(bytes)), ": the objects of a process have ",
           PrintBytes(static_cast<int64_t>(bytes_max_)), " at most (object_bytes of its cluster)"));
     } else if (waiting_.size() >= kWaitingMax) {
-      made = absl::ResourceExhaustedError(absl::StrCat(kWaitingMax, " wait for room for an object already"));
+      made = absl::ResourceExhaustedError(absl::StrCat(
+          kWaitingMax, " wait for room for an object already: let some go, or make fewer at a time"));
     } else {
       const bool first = waiting_.empty() || passes;
       if (first) made = Take(bytes);
@@ -289,9 +290,19 @@ Objects::Usage Objects::usage() const {
 
 // ---- reading
 
+std::string Objects::NameOf(const CallerId& owner, uint64_t id) const {
+  return absl::StrCat("object ", id, " of ", functions_.name(owner));
+}
+
 absl::Status Objects::NoMore(const ObjectRef& ref) const {
-  return absl::NotFoundError(absl::StrCat("object ", ref.id, " of ", functions_.name(ref.owner),
-                                          " is no more: its owner has let it go"));
+  return absl::NotFoundError(
+      absl::StrCat(NameOf(ref.owner, ref.id),
+                   " is no more: its owner has let it go, and has to keep it for as long as others read it"));
+}
+
+absl::Status Objects::Late(const CallerId& owner, uint64_t id) const {
+  return absl::DeadlineExceededError(absl::StrCat(
+      NameOf(owner, id), " was not fetched in time: read it again, with a longer time where it is large"));
 }
 
 void Objects::Get(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> reply) {
@@ -408,7 +419,7 @@ void Objects::CopyHere(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes
       } else if (copy.whole) {
         there = Bytes{blocks_.at(copy.id).memory, ref.bytes};
       } else {
-        begins = copy.waiting.empty();
+        begins = !std::exchange(copy.fetching, true);
         waits = true;
         copy.waiting.push_back({deadline, std::move(reply)});
         if (begins) ++fetches_;
@@ -442,9 +453,8 @@ void Objects::ExpireReaders(Heard& heard) {
   for (auto& [key, copy] : copies_) {
     std::erase_if(copy.waiting, [&](Reader& reader) {
       if (now < reader.deadline) return false;
-      heard.push_back([reply = std::move(reader.reply)]() mutable {
-        reply(absl::DeadlineExceededError("the object was not fetched in time"));
-      });
+      heard.push_back(
+          [late = Late(key.first, key.second), reply = std::move(reader.reply)]() mutable { reply(late); });
       return true;
     });
   }
@@ -459,6 +469,20 @@ bool Objects::TakeTurn(const std::shared_ptr<Fetch>& fetch) {
   }
   if (std::ranges::find(starved_, fetch) == starved_.end()) starved_.push_back(fetch);
   return false;
+}
+
+// To who has waited longest and still wants one.
+void Objects::PassTurn() {
+  for (;;) {
+    std::shared_ptr<Fetch> next;
+    {
+      MutexLock lock(&mutex_);
+      if (starved_.empty() || parts_ >= kPartsAtOnce) return;
+      next = std::move(starved_.front());
+      starved_.pop_front();
+    }
+    FetchMore(next);
+  }
 }
 
 void Objects::FetchMore(const std::shared_ptr<Fetch>& fetch) {
@@ -491,16 +515,11 @@ void Objects::FetchMore(const std::shared_ptr<Fetch>& fetch) {
 void Objects::OnFetched(const std::shared_ptr<Fetch>& fetch, uint64_t from, const absl::Status& status,
                         absl::string_view bytes) {
   absl::Status now = status;
-  std::shared_ptr<Fetch> next;
   {
     MutexLock lock(&mutex_);
     --parts_;
-    if (!starved_.empty()) {
-      next = std::move(starved_.front());
-      starved_.pop_front();
-    }
   }
-  if (next != nullptr) FetchMore(next);
+  PassTurn();
   std::shared_ptr<ObjectMemory> memory;  // nobody else gets it while it is written here
   {
     MutexLock lock(&fetch->mutex);
@@ -514,12 +533,12 @@ void Objects::OnFetched(const std::shared_ptr<Fetch>& fetch, uint64_t from, cons
     --fetch->under_way;
   }
   if (now.ok()) return FetchMore(fetch);
-  const std::string whose = absl::StrCat("object ", fetch->ref.id, " of ", functions_.name(fetch->ref.owner));
-  if (absl::IsUnavailable(now))
-    now = absl::UnavailableError(absl::StrCat(whose, " is lost with its process"));
+  if (absl::IsUnavailable(now)) {
+    now = absl::UnavailableError(absl::StrCat(NameOf(fetch->ref.owner, fetch->ref.id),
+                                              " is lost with its process: whoever made it makes it again"));
+  }
   if (absl::IsNotFound(now)) now = NoMore(fetch->ref);
-  if (absl::IsDeadlineExceeded(now))
-    now = absl::DeadlineExceededError(absl::StrCat(whose, " was not fetched in time"));
+  if (absl::IsDeadlineExceeded(now)) now = Late(fetch->ref.owner, fetch->ref.id);
   EndFetch(fetch, now);
 }
 
@@ -551,6 +570,7 @@ void Objects::EndFetch(const std::shared_ptr<Fetch>& fetch, const absl::Status& 
       } else if (now.ok()) {
         it->second.id = fetch->draft.id;
         it->second.whole = true;
+        it->second.fetching = false;
         it->second.used = clock_.Now();
         blocks_.at(it->second.id).sealed = true;
         blocks_.at(it->second.id).bytes = fetch->ref.bytes;

@@ -39,7 +39,7 @@ namespace gtrain::actors {
 struct ObjectOptions {
   uint64_t bytes_max = uint64_t{1} << 30;
   bool of_machine = false;   // they are for all processes of the machine, which have a share each
-  size_t objects_max = 256;  // and as many copies: a descriptor each
+  size_t objects_max = 256;  // and copies, together: a descriptor each
 };
 
 class Objects : public std::enable_shared_from_this<Objects> {
@@ -113,7 +113,7 @@ class Objects : public std::enable_shared_from_this<Objects> {
   struct Copy {
     uint64_t id = 0;     // of its block; 0: there is no room yet
     uint64_t bytes = 0;  // as whoever fetches it was told
-    bool whole = false;
+    bool whole = false, fetching = false;
     Instant used;
     std::vector<Reader> waiting;
   };
@@ -142,7 +142,9 @@ class Objects : public std::enable_shared_from_this<Objects> {
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration NextLook() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
+  std::string NameOf(const CallerId& owner, uint64_t id) const;
   absl::Status NoMore(const ObjectRef& ref) const;
+  absl::Status Late(const CallerId& owner, uint64_t id) const;
 
   absl::StatusOr<std::shared_ptr<ObjectMemory>> OpenOnce(const ObjectRef& ref);
   void CopyHere(const ObjectRef& ref, absl::Duration timeout, Hears<Bytes> reply);
@@ -150,6 +152,7 @@ class Objects : public std::enable_shared_from_this<Objects> {
   void ExpireReaders(Heard& heard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FetchMore(const std::shared_ptr<Fetch>& fetch);
   bool TakeTurn(const std::shared_ptr<Fetch>& fetch);
+  void PassTurn();
   void OnFetched(const std::shared_ptr<Fetch>& fetch, uint64_t from, const absl::Status& status,
                  absl::string_view bytes);
   void EndFetch(const std::shared_ptr<Fetch>& fetch, const absl::Status& status);

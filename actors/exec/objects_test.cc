@@ -63,6 +63,7 @@ class ObjectsTest : public ::testing::Test {
         const auto at = process.low - 1;
         if (hold_ && method == Control::kPart) {
           held_.push_back([this, at, arguments, reply = std::move(reply)]() mutable {
+            if (gone_ == static_cast<int>(at)) return reply(absl::UnavailableError("rank is gone"), {});
             all_[at]->OnPart(*ParsePart(arguments), std::move(reply));
           });
           return;
@@ -332,6 +333,49 @@ TEST_F(ObjectsTest, WhoJoinsAFetchHasATimeOfItsOwn) {
   EXPECT_FALSE(second.there());
   LetGo();
   EXPECT_EQ(Text(second.Get()), "some bytes");
+}
+
+// Also when nobody waited for it any more.
+TEST_F(ObjectsTest, WhoComesWhileItIsFetchedFetchesNothing) {
+  const ObjectRef ref = Put(0, "some bytes");
+  hold_ = true;
+  EXPECT_EQ(Get(2, ref, kShort).status().code(), absl::StatusCode::kDeadlineExceeded);
+  Heard<Objects::Bytes> second;
+  all_[2]->Get(ref, kLong, second.Taker());
+  EXPECT_EQ(held_.size(), 1u);
+  LetGo();
+  EXPECT_EQ(Text(second.Get()), "some bytes");
+  EXPECT_EQ(all_[2]->usage().objects, 1u);
+}
+
+// The parts that are asked for of those that have failed already are nobody's turn.
+TEST_F(ObjectsTest, WhatFailsHoldsUpNoOther) {
+  std::vector<ObjectRef> refs;
+  for (int i = 0; i < 6; ++i) refs.push_back(Put(0, std::string(7 << 20, 'x')));
+  const ObjectRef there = Put(1, std::string(1 << 20, 'y'));
+  hold_ = true;
+  std::vector<Heard<Objects::Bytes>> heard(refs.size());
+  for (size_t i = 0; i < refs.size(); ++i) all_[2]->Get(refs[i], kLong, heard[i].Taker());
+  gone_ = 0;
+  Heard<Objects::Bytes> other;
+  bool asked = false;
+  for (int turn = 0; turn < 200 && !held_.empty(); ++turn) {
+    // It comes when those before it are over, and wait.
+    if (turn == 12) {
+      all_[2]->Get(there, kLong, other.Taker());
+      asked = true;
+    }
+    auto one = std::move(held_.front());
+    held_.erase(held_.begin());
+    one();
+  }
+  EXPECT_TRUE(asked);
+  for (auto& one : heard) {
+    const auto read = one.Get();
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(Text(read), HasSubstr("makes it again"));
+  }
+  EXPECT_TRUE(Text(other.Get()) == std::string(1 << 20, 'y'));
 }
 
 TEST_F(ObjectsTest, WhatNobodyWantsAgainIsAQuarterAtMost) {

@@ -82,7 +82,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
         return;
       }
       if (it != owned_.end()) {
-        status = closed_ ? Closed() : absl::ResourceExhaustedError("too many wait for the end of the actor");
+        status = closed_ ? Closed() : TooMany("wait for the end of the actor");
       } else if (ended == endings_.end()) {
         status = Ended("its owner does not know it");
       } else if (ended->second.by_owner) {
@@ -108,7 +108,7 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
       } else if (closed_) {
         status = absl::CancelledError("the cluster of its owner is closed");
       } else if (it->second.asked.size() >= kAskedMax) {
-        status = absl::ResourceExhaustedError("too many processes ask where the actor is");
+        status = TooMany("ask where the actor is");
       } else {
         it->second.asked.push_back(std::move(reply));
         return;
@@ -212,6 +212,9 @@ class OwnedActors::Core : public std::enable_shared_from_this<OwnedActors::Core>
   }
 
   static absl::Status Closed() { return absl::CancelledError("the cluster of this process is closed"); }
+  static absl::Status TooMany(absl::string_view what) {
+    return absl::ResourceExhaustedError(absl::StrCat(kAskedMax, " ", what, " already: try again"));
+  }
 
   using Counts = std::map<CallerId, size_t>;
   absl::StatusOr<CallerId> Pick(const Placement& placement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

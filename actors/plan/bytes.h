@@ -1,5 +1,5 @@
-// Numbers and texts one after the other, as messages between processes have them: integers little-endian, of
-// their own size, texts behind their length in four bytes.
+// Numbers and texts one after the other, as messages between processes have them: integers little-endian, as
+// all machines have them that gtrain runs on, of their own size; texts behind their length in four bytes.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,9 +1,9 @@
 #include "actors/plan/frames.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "actors/plan/bytes.h"
 #include "base/status_macros.h"
 
 namespace gtrain::actors {
@@ -12,32 +12,23 @@ namespace {
 enum Kind : uint8_t { kHello = 1, kWelcome = 2, kCall = 3, kAnswer = 4, kAgain = 5, kAcknowledge = 6 };
 enum Flag : uint8_t { kGivenUp = 1, kFull = 1 };
 
-// Numbers are little-endian; so are all machines that gtrain runs on.
-template <typename T>
-void Put(T value, std::string* to) {
-  to->append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
 void PutId(const CallerId& id, std::string* to) {
-  Put(id.high, to);
-  Put(id.low, to);
+  PutNumber(id.high, to);
+  PutNumber(id.low, to);
 }
 
 absl::Status Wrong(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a message about calls is wrong: ", what));
 }
 
+// Whoever takes looks at the end whether all was there.
 class Reader {
  public:
   explicit Reader(absl::string_view* bytes) : bytes_(*bytes) {}
   template <typename T>
   T Take() {
     T value{};
-    if (bytes_.size() < sizeof(T)) {
-      short_ = true;
-    } else {
-      std::memcpy(&value, bytes_.data(), sizeof(T));
-      bytes_.remove_prefix(sizeof(T));
-    }
+    if (!TakeNumber(&bytes_, &value)) short_ = true;
     return value;
   }
   CallerId TakeId() {
@@ -46,14 +37,9 @@ class Reader {
     id.low = Take<uint64_t>();
     return id;
   }
-  absl::string_view TakeText(size_t most) {
-    const auto size = Take<uint32_t>();
-    if (size > most || size > bytes_.size()) {
-      short_ = true;
-      return {};
-    }
-    const absl::string_view text = bytes_.substr(0, size);
-    bytes_.remove_prefix(size);
+  absl::string_view Text(size_t most) {
+    absl::string_view text;
+    if (!TakeText(&bytes_, most, &text)) short_ = true;
     return text;
   }
   bool ok() const { return !short_; }
@@ -67,45 +53,43 @@ class Reader {
 struct Appender {
   std::string* to;
   void operator()(const HelloFrame& frame) const {
-    Put<uint8_t>(kHello, to);
-    Put(kFramesVersion, to);
+    PutNumber<uint8_t>(kHello, to);
+    PutNumber(kFramesVersion, to);
     PutId(frame.from, to);
     PutId(frame.to, to);
   }
   void operator()(const WelcomeFrame& frame) const {
-    Put<uint8_t>(kWelcome, to);
-    Put(kFramesVersion, to);
+    PutNumber<uint8_t>(kWelcome, to);
+    PutNumber(kFramesVersion, to);
     PutId(frame.process, to);
   }
   void operator()(const CallFrame& frame) const {
-    Put<uint8_t>(kCall, to);
-    Put<uint8_t>(frame.given_up ? kGivenUp : 0, to);
-    Put(frame.actor, to);
-    Put(frame.number, to);
-    Put(frame.acknowledged, to);
-    Put(frame.method, to);
-    Put(frame.timeout_ms, to);
-    Put(static_cast<uint32_t>(frame.arguments.size()), to);
-    to->append(frame.arguments.data(), frame.arguments.size());
+    PutNumber<uint8_t>(kCall, to);
+    PutNumber<uint8_t>(frame.given_up ? kGivenUp : 0, to);
+    PutNumber(frame.actor, to);
+    PutNumber(frame.number, to);
+    PutNumber(frame.acknowledged, to);
+    PutNumber(frame.method, to);
+    PutNumber(frame.timeout_ms, to);
+    PutText(frame.arguments, to);
   }
   void operator()(const AnswerFrame& frame) const {
-    Put<uint8_t>(kAnswer, to);
-    Put(static_cast<uint8_t>(frame.code), to);
-    Put(frame.actor, to);
-    Put(frame.number, to);
-    Put(static_cast<uint32_t>(frame.text.size()), to);
-    to->append(frame.text.data(), frame.text.size());
+    PutNumber<uint8_t>(kAnswer, to);
+    PutNumber(static_cast<uint8_t>(frame.code), to);
+    PutNumber(frame.actor, to);
+    PutNumber(frame.number, to);
+    PutText(frame.text, to);
   }
   void operator()(const AcknowledgeFrame& frame) const {
-    Put<uint8_t>(kAcknowledge, to);
-    Put(frame.actor, to);
-    Put(frame.acknowledged, to);
+    PutNumber<uint8_t>(kAcknowledge, to);
+    PutNumber(frame.actor, to);
+    PutNumber(frame.acknowledged, to);
   }
   void operator()(const AgainFrame& frame) const {
-    Put<uint8_t>(kAgain, to);
-    Put<uint8_t>(frame.full ? kFull : 0, to);
-    Put(frame.actor, to);
-    Put(frame.next, to);
+    PutNumber<uint8_t>(kAgain, to);
+    PutNumber<uint8_t>(frame.full ? kFull : 0, to);
+    PutNumber(frame.actor, to);
+    PutNumber(frame.next, to);
   }
 };
 
@@ -129,7 +113,7 @@ absl::StatusOr<Frame> TakeCall(Reader& reader) {
   frame.acknowledged = reader.Take<uint64_t>();
   frame.method = reader.Take<uint32_t>();
   frame.timeout_ms = reader.Take<uint32_t>();
-  frame.arguments = reader.TakeText(kCallBytesMax);
+  frame.arguments = reader.Text(kCallBytesMax);
   if (reader.ok() && (frame.number == 0 || frame.acknowledged >= frame.number))
     return Wrong("a call that is acknowledged already");
   return frame;
@@ -142,7 +126,7 @@ absl::StatusOr<Frame> TakeAnswer(Reader& reader) {
   frame.code = static_cast<absl::StatusCode>(code);
   frame.actor = reader.Take<uint64_t>();
   frame.number = reader.Take<uint64_t>();
-  frame.text = reader.TakeText(code == 0 ? kCallBytesMax : kErrorBytesMax);
+  frame.text = reader.Text(code == 0 ? kCallBytesMax : kErrorBytesMax);
   if (reader.ok() && frame.number == 0) return Wrong("an answer to no call");
   return frame;
 }
