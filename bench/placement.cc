@@ -7,11 +7,16 @@
 // An independent checker recomputes every cost. The seeds begin at 1001; the solver was written looking at 1
 // and 2.
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -275,15 +280,16 @@ absl::Status Measure(const Options& options, const std::string& folder, std::vec
 
 int Main(int argc, char** argv) {
   const Options options = ParseOptions(argc, argv, {}, 5);
-  std::string folder = "/tmp/bench_placement.XXXXXX";
+  std::string folder = (std::filesystem::temp_directory_path() / "gt-placement-XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr) {
-    std::fprintf(stderr, "bench_placement: no folder in /tmp\n");
+    std::fprintf(stderr, "bench_placement: %s: %s: set TMPDIR to a folder that may be written\n",
+                 folder.c_str(), strerror(errno));
     return 1;
   }
   std::vector<Outcome> outcomes;
   const absl::Status done = Measure(options, folder, outcomes);
-  for (const char* name : {"/graph.grf", "/target.tgt", "/map.map"}) std::remove((folder + name).c_str());
-  std::remove(folder.c_str());
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
   if (!done.ok()) {
     std::fprintf(stderr, "bench_placement: %s\n", std::string(done.message()).c_str());
     return 1;
