@@ -4,6 +4,8 @@
 // rest as its target ("sub"). Then the loss of a machine: the time for a new plan, and its cost beside one
 // from scratch.
 //
+// First what a head takes to grant by the topology, beside packing.
+//
 // An independent checker recomputes every cost. The seeds begin at 1001; the solver was written looking at 1
 // and 2.
 #include <algorithm>
@@ -30,6 +32,8 @@
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
+#include "job/plan/by_topology.h"
+#include "topology/import.h"
 #include "topology/place/check.h"
 #include "topology/place/plan.h"
 #include "topology/place/policy.h"
@@ -278,6 +282,34 @@ absl::Status Measure(const Options& options, const std::string& folder, std::vec
   return absl::OkStatus();
 }
 
+// What a head takes to grant all GPUs of so many machines, 16 a leaf: Place() alone, and with the topology.
+void Grants(const Options& options, std::vector<Outcome>& outcomes) {
+  for (const int machines : {16, 128, 1250}) {
+    std::vector<plan::NodeView> nodes;
+    std::string rows;
+    for (int i = 0; i < machines; ++i) {
+      plan::NodeView node;
+      node.id = NodeId(absl::StrCat("n", i * 7919 % machines));  // ids say nothing of leaves
+      node.hostname = node.id.value;
+      node.cpus = node.cpus_free = 64;
+      node.gpu_models.assign(8, "H100");
+      node.gpus_free = {0, 1, 2, 3, 4, 5, 6, 7};
+      absl::StrAppend(&rows, node.hostname, " /spine", i / 256, "/leaf", i / 16, "\n");
+      nodes.push_back(std::move(node));
+    }
+    topology::Topology topology = topology::ImportPaths(rows, "racks", topology::ShapeOfOneSlot()).value();
+    topology.shapes[0].gpus.resize(8);
+    plan::Demand demand;
+    demand.min = demand.max = machines * 8;
+    demand.unit = 8;
+    const std::vector<spec::MeshAxis> axes = {{"dp", std::nullopt}, {"tp", 8}};
+    const plan::Placement packed = Place(nodes, demand);
+    outcomes.push_back({absl::StrCat("a grant of ", machines * 8, " ranks by the topology"), "ms", "packed",
+                        Timed(options.seeds, [&] { ByTopology(nodes, demand, packed, topology, axes, {}); }),
+                        Timed(options.seeds, [&] { Place(nodes, demand); })});
+  }
+}
+
 int Main(int argc, char** argv) {
   const Options options = ParseOptions(argc, argv, {}, 5);
   std::string folder = (std::filesystem::temp_directory_path() / "gt-placement-XXXXXX").string();
@@ -287,6 +319,7 @@ int Main(int argc, char** argv) {
     return 1;
   }
   std::vector<Outcome> outcomes;
+  Grants(options, outcomes);
   const absl::Status done = Measure(options, folder, outcomes);
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);

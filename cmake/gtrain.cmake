@@ -213,11 +213,12 @@ function(gtrain_test_timeout variable)
   set(${variable} ${seconds} PARENT_SCOPE)
 endfunction()
 
-# gtrain_test(<name> SRCS ... DEPS ... [LIBS ...] [LABELS ...] [TIMEOUT s] [PURE] [SERIAL] [BATCH])
+# gtrain_test(<name> SRCS ... DEPS ... [LIBS ...] [LABELS ...] [TIMEOUT s] [PURE] [SERIAL] [BATCH] [OPTIMIZED])
 # One test program a folder. It runs with the repository root as working directory. BATCH: its files share no names, so that
-# GTRAIN_UNITY may compile them together.
+# GTRAIN_UNITY may compile them together. OPTIMIZED: the test itself computes much, or has code of public headers that must be fast;
+# the others are compiled without optimisation, three fifths of the time, against libraries that are as they ship.
 function(gtrain_test name)
-  cmake_parse_arguments(ARG "PURE;SERIAL;BATCH" "TIMEOUT" "SRCS;DEPS;LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "PURE;SERIAL;BATCH;OPTIMIZED" "TIMEOUT" "SRCS;DEPS;LIBS;LABELS" ${ARGN})
   gtrain_test_timeout(ARG_TIMEOUT)
   add_executable(${name} ${ARG_SRCS})
   if(ARG_BATCH)
@@ -227,6 +228,9 @@ function(gtrain_test name)
   if(GTRAIN_SANITIZE MATCHES "undefined")
     # A look at each pointer before each use is a third of a test's compile time. What the tests test keeps it.
     target_compile_options(${name} PRIVATE -fno-sanitize=null,alignment)
+  endif()
+  if(NOT ARG_OPTIMIZED)
+    target_compile_options(${name} PRIVATE -O0 -U_FORTIFY_SOURCE)
   endif()
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} ${ARG_LIBS} gtrain_absl GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)

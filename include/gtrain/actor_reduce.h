@@ -6,6 +6,7 @@
 #include <gtrain/task.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -77,11 +78,20 @@ struct Elementwise {
   }
 };
 using Sum = Elementwise<std::plus<>>;
+// A NaN on either side is the result, wherever it stands in the tree.
 struct Larger {
-  auto operator()(const auto& one, const auto& other) const { return std::max(one, other); }
+  template <typename T>
+  T operator()(const T& one, const T& other) const {
+    if constexpr (std::is_floating_point_v<T>) return one > other || std::isnan(one) ? one : other;
+    return std::max(one, other);
+  }
 };
 struct Smaller {
-  auto operator()(const auto& one, const auto& other) const { return std::min(one, other); }
+  template <typename T>
+  T operator()(const T& one, const T& other) const {
+    if constexpr (std::is_floating_point_v<T>) return one < other || std::isnan(one) ? one : other;
+    return std::min(one, other);
+  }
 };
 using Max = Elementwise<Larger>;
 using Min = Elementwise<Smaller>;

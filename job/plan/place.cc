@@ -14,118 +14,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/units.h"
+#include "job/plan/room.h"
 
 namespace gtrain::plan {
 namespace {
-
-constexpr int kUnlimited = std::numeric_limits<int>::max();
-
-struct Candidate {
-  const NodeView* view = nullptr;
-  std::vector<int> gpus;  // free and of a wanted type
-  int gpus_per_rank = 0;
-  int room = 0;
-  int previous = 0;  // ranks it held before
-  Waiting waiting;
-  int given = 0;
-};
-
-bool WantedModel(const std::string& model, const Demand& demand) {
-  if (demand.gpu_types.empty()) return true;
-  const std::string lower = absl::AsciiStrToLower(model);
-  return std::any_of(demand.gpu_types.begin(), demand.gpu_types.end(), [&](const std::string& type) {
-    return absl::StrContains(lower, absl::AsciiStrToLower(type));
-  });
-}
-
-// Why the node is no candidate at all, and what would make it one; empty when it is one.
-struct Exclusion {
-  std::string why, remedy;
-};
-
-Exclusion Excluded(const NodeView& node, const Demand& demand) {
-  if (!node.unusable.empty())
-    return {node.unusable,
-            "that is over (`gtrain nodes`; `gtrain node undrain` takes a drain back), or another node joins"};
-  for (const std::string& name : demand.exclude) {
-    if (name == node.hostname || name == node.id.value)
-      return {"excluded by where.exclude", "where.exclude without it, or another node"};
-  }
-  for (const auto& [key, value] : demand.labels) {
-    const auto it = node.labels.find(key);
-    if (it != node.labels.end() && it->second == value) continue;
-    return {it == node.labels.end() ? absl::StrCat("has no label ", key, " (wanted ", value, ")")
-                                    : absl::StrCat("label ", key, " is ", it->second, ", wanted ", value),
-            absl::StrCat("a node with the label ", key, "=", value,
-                         " (gtrain agent --label), or where.labels without it")};
-  }
-  return {};
-}
-
-int GpusPerRank(const NodeView& node, int wanted_models, const Demand& demand) {
-  if (demand.all_gpus) return wanted_models;
-  if (demand.gpus) return *demand.gpus;
-  return node.gpu_models.empty() || wanted_models == 0 ? 0 : 1;
-}
-
-// Lowers `room` to what one resource allows and names that resource if it is now the scarcest.
-void Limit(int allowed, const std::string& what, int& room, std::string& limit) {
-  if (allowed < room) {
-    room = allowed;
-    limit = what;
-  }
-}
-
-NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
-  const Exclusion excluded = Excluded(node, demand);
-  NodeVerdict verdict{node.id, node.hostname, 0, excluded.why, excluded.remedy};
-  out.view = &node;
-  if (!verdict.limit.empty()) return verdict;
-  int wanted_models = 0;
-  for (const std::string& model : node.gpu_models) wanted_models += WantedModel(model, demand) ? 1 : 0;
-  for (const int gpu : node.gpus_free) {
-    if (WantedModel(node.gpu_models.at(gpu), demand)) out.gpus.push_back(gpu);
-  }
-  out.gpus_per_rank = GpusPerRank(node, wanted_models, demand);
-  if (!demand.gpu_types.empty() && wanted_models == 0) {
-    verdict.limit = absl::StrCat("no GPU of type ", absl::StrJoin(demand.gpu_types, " or "));
-    verdict.remedy = "a node with such a GPU, or another resources.gpu_type";
-    return verdict;
-  }
-  int room = kUnlimited;
-  if (!demand.oversubscribe_cpus) {
-    Limit(node.cpus_free / std::max(1, demand.cpus.value_or(1)),
-          absl::StrCat("cpus: ", node.cpus_free, " of ", node.cpus, " free"), room, verdict.limit);
-  }
-  if (demand.memory_bytes > 0) {
-    Limit(static_cast<int>(std::min<uint64_t>(node.memory_free_bytes / demand.memory_bytes, kUnlimited)),
-          absl::StrCat("memory: ", PrintBytes(node.memory_free_bytes), " of ", PrintBytes(node.memory_bytes),
-                       " free"),
-          room, verdict.limit);
-  }
-  if (out.gpus_per_rank > 0) {
-    Limit(static_cast<int>(out.gpus.size()) / out.gpus_per_rank,
-          absl::StrCat("gpus: ", out.gpus.size(), " of ", wanted_models, " free"), room, verdict.limit);
-  }
-  int exact = demand.ranks_per_node.value_or(0);
-  if (!demand.ranks_per_node && demand.count_nodes) exact = demand.all_gpus ? 1 : std::max(1, wanted_models);
-  if (exact > 0) {
-    if (room < exact) {
-      verdict.limit = absl::StrCat(verdict.limit, ", room for ", room, " of ", exact, " ranks a node");
-      room = 0;
-    } else {
-      room = exact;
-      verdict.limit.clear();
-    }
-  }
-  verdict.room = out.room = room;
-  return verdict;
-}
 
 // A process goes on only with the GPUs that it has, so these are given first; in their order, because a rank
 // keeps its number only with its GPUs.
@@ -206,25 +101,16 @@ std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const 
   return node_of;
 }
 
-void FillSlots(std::vector<Candidate>& candidates, const std::vector<size_t>& node_of, const Demand& demand,
-               Placement& out) {
-  std::vector<int> local(candidates.size(), 0);
-  std::vector<std::set<int>> bound;
-  for (const Candidate& c : candidates) bound.push_back(c.view->cpus_bound);
-  for (size_t rank = 0; rank < node_of.size(); ++rank) {
-    const size_t i = node_of[rank];
-    Candidate& c = candidates[i];
-    RankSlot slot{static_cast<int>(rank), local[i]++, c.view->id, {}, {}};
-    for (int g = 0; g < c.gpus_per_rank; ++g)
-      slot.gpus.push_back(c.gpus[slot.local_rank * c.gpus_per_rank + g]);
-    if (demand.cpus && !demand.oversubscribe_cpus) {
-      for (int cpu = 0; cpu < c.view->cpus && static_cast<int>(slot.cpus.size()) < *demand.cpus; ++cpu) {
-        if (bound[i].insert(cpu).second) slot.cpus.push_back(cpu);
-      }
-    }
-    if (slot.local_rank == 0) out.nodes.push_back(c.view->id);
-    out.ranks.push_back(std::move(slot));
+// Those of each rank: a node's go to its ranks in their order.
+std::vector<std::vector<int>> GpusOf(const std::vector<Candidate>& candidates,
+                                     const std::vector<size_t>& node_of) {
+  std::vector<std::vector<int>> gpus;
+  std::vector<size_t> next(candidates.size(), 0);
+  for (const size_t i : node_of) {
+    std::vector<int>& of_rank = gpus.emplace_back();
+    for (int g = 0; g < candidates[i].gpus_per_rank; ++g) of_rank.push_back(candidates[i].gpus[next[i]++]);
   }
+  return gpus;
 }
 
 void Warn(const std::vector<Candidate>& candidates, const Demand& demand, Placement& out) {
@@ -249,18 +135,6 @@ std::string Wanted(const Demand& demand) {
   if (demand.memory_bytes > 0) absl::StrAppend(&text, ", ", PrintBytes(demand.memory_bytes), " each");
   if (demand.gpus.value_or(0) > 0) absl::StrAppend(&text, ", ", *demand.gpus, " GPUs each");
   return text;
-}
-
-// The first eight of `nodes`, each as `said` says it, and how many more there are: a reason travels in every
-// document of its job.
-template <typename Node, typename Said>
-std::string OfEach(const std::vector<Node>& nodes, const char* between, const Said& said) {
-  constexpr size_t kNamed = 8;
-  std::vector<std::string> parts;
-  for (size_t i = 0; i < std::min(nodes.size(), kNamed); ++i) parts.push_back(said(nodes[i]));
-  if (const size_t more = nodes.size() - parts.size(); more > 0)
-    parts.push_back(absl::StrCat(more, more == 1 ? " more node" : " more nodes"));
-  return absl::StrJoin(parts, between);
 }
 
 std::string WhyNot(const Placement& placement, const Demand& demand, int got) {
@@ -307,7 +181,8 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   }
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.view->id < b.view->id; });
-  FillSlots(candidates, Number(candidates, world, demand), demand, out);
+  const std::vector<size_t> node_of = Number(candidates, world, demand);
+  FillSlots(candidates, node_of, GpusOf(candidates, node_of), demand, out);
   Warn(candidates, demand, out);
   out.placed = true;
   const auto given = [](const Candidate& c) { return absl::StrCat(c.given, " on ", c.view->hostname); };

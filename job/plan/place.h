@@ -24,10 +24,12 @@ struct NodeView {
   std::map<std::string, std::string> labels;
   int cpus = 0;  // hardware threads
   int cpus_free = 0;
-  std::set<int> cpus_bound;  // indices some rank is bound to
+  std::set<int> cpus_bound;   // indices some rank is bound to
+  std::vector<int> cpu_numa;  // index = CPU; empty, or -1 for one: unknown
   uint64_t memory_bytes = 0;
   uint64_t memory_free_bytes = 0;
   std::vector<std::string> gpu_models;  // index = GPU
+  std::vector<int> gpu_numa;            // index = GPU; empty, or -1 for one: unknown
   std::vector<int> gpus_free;           // ascending
   std::string unusable;                 // why it takes no ranks at all; empty = it does
 };

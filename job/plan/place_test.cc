@@ -252,6 +252,38 @@ TEST(Place, ExplicitCpusAreBoundToFreeThreads) {
   EXPECT_THAT(p.ranks[1].cpus, ElementsAre(4, 5));
 }
 
+TEST(Place, CpusAreOfTheNumaNodeOfTheGpu) {
+  Demand demand = Ranks(4, 4);
+  demand.cpus = 2;
+  NodeView node = Node("a", 8, 4);
+  node.cpu_numa = {0, 0, 0, 0, 1, 1, 1, 1};
+  node.gpu_numa = {1, 0, 1, 0};
+  const Placement p = Place({node}, demand);
+  ASSERT_EQ(p.ranks.size(), 4u);
+  EXPECT_THAT(p.ranks[0].cpus, ElementsAre(4, 5));
+  EXPECT_THAT(p.ranks[1].cpus, ElementsAre(0, 1));
+  EXPECT_THAT(p.ranks[2].cpus, ElementsAre(6, 7));
+  EXPECT_THAT(p.ranks[3].cpus, ElementsAre(2, 3));
+  node.gpu_numa = {1, 1, 1, 1};  // the third finds no more there
+  EXPECT_THAT(Place({node}, demand).ranks[2].cpus, ElementsAre(0, 1));
+}
+
+TEST(Place, CpusOfARankAreOfOneNumaNodeWhereOneHasThem) {
+  Demand demand = Ranks(2, 2);
+  demand.cpus = 3;
+  NodeView node = Node("a", 8);
+  node.cpu_numa = {0, 0, 0, 0, 1, 1, 1, 1};
+  const Placement p = Place({node}, demand);
+  EXPECT_THAT(p.ranks[0].cpus, ElementsAre(0, 1, 2));
+  EXPECT_THAT(p.ranks[1].cpus, ElementsAre(4, 5, 6)) << "and not 3, 4, 5";
+  demand = Ranks(3, 3);
+  demand.cpus = 2;
+  node.cpus_bound = {0};
+  node.cpus_free = 7;
+  EXPECT_THAT(Place({node}, demand).ranks[0].cpus, ElementsAre(1, 2))
+      << "the node with the fewest that are enough";
+}
+
 TEST(Place, PrintsForPeople) {
   EXPECT_EQ(Print(Place({Node("a", 2)}, Ranks(2, 2))),
             "placed: 2 ranks packed: 2 on host-a\n  host-a (a)\n    rank 0\n    rank 1\n");

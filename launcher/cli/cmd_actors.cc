@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "job/spec/values.h"
 #include "launcher/cli/actor_docs.h"
 #include "launcher/cli/ask_actors.h"
 #include "launcher/cli/context.h"
@@ -21,10 +23,15 @@ absl::StatusOr<int> Actors(const Args& args) {
   const auto shown = static_cast<size_t>(limit.value_or(kShown));
   const std::vector<RankActors> said =
       AskActors(*target.cluster, target.job.id, ranks, QuestionFor(args.Get("class"), shown));
+  const auto silent = [](const RankActors& rank) { return !rank.error.empty(); };
+  if (args.Has("class") &&
+      std::ranges::none_of(said, [&](const RankActors& rank) { return silent(rank) || rank.count > 0; }))
+    return absl::NotFoundError(absl::StrCat("job ", target.job.id, " has no actor of class ",
+                                            spec::Shown(args.Get("class")), "; `gtrain actors ",
+                                            target.job.id, "` lists its classes"));
   Print(args.Has("json") ? JsonOf(target.job.id, said, shown) + "\n"
                          : ActorsText(target.job.id, said, shown));
-  return std::ranges::any_of(said, [](const RankActors& rank) { return !rank.error.empty(); }) ? kFailed
-                                                                                               : kDone;
+  return std::ranges::any_of(said, silent) ? kFailed : kDone;
 }
 
 int RunActors(const Args& args) {

@@ -12,12 +12,14 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "job/plan/by_topology.h"
 #include "job/spec/values.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/exec/local_services.h"
 #include "runtime/agent/agent.h"
 #include "runtime/control/cluster_dir.h"
+#include "topology/import.h"
 
 namespace gtrain::cli {
 namespace {
@@ -28,7 +30,13 @@ absl::Status ReadLabels(const Args& args, agent::AgentOptions& options) {
     if (equals == std::string::npos || equals == 0) {
       return absl::InvalidArgumentError(absl::StrCat("--label ", spec::Shown(label), " must be KEY=VALUE"));
     }
-    options.labels[label.substr(0, equals)] = label.substr(equals + 1);
+    const std::string key = label.substr(0, equals), value = label.substr(equals + 1);
+    if (key == plan::kFabricLabel &&
+        !topology::ImportPaths(absl::StrCat("here ", value), key, topology::ShapeOfOneSlot()).ok())
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--label ", spec::Shown(label), ": a fabric is a path such as /zone/rack, the widest first, ",
+          "1 to 8 places without spaces"));
+    options.labels[key] = value;
   }
   return absl::OkStatus();
 }
@@ -131,7 +139,10 @@ Verb AgentVerb() {
       {"dir", '\0', "DIR", "keys and state; default $XDG_STATE_HOME/gtrain/agent"},
       {"address", '\0', "ADDRESS", "data-plane address; default: the one that reaches the head"},
       {"hostname", '\0', "NAME", "name shown to people; default: the machine's"},
-      {"label", '\0', "KEY=VALUE", "for `where: {labels: ...}`; repeatable", true},
+      {"label", '\0', "KEY=VALUE",
+       "for `where: {labels: ...}`; repeatable. fabric=/zone/rack says what the machine hangs on, for "
+       "placement",
+       true},
       {"cpus", '\0', "N", "offer that many hardware threads; default: those this process may use"},
       {"near-max", '\0', "SIZE",
        "what copies of checkpoints (`near:` of jobs) may take here; default: a quarter of the memory; 0: "

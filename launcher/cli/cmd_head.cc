@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,7 @@
 #include "job/spec/words.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/terminal.h"
+#include "launcher/cli/topology_plan.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/exec/contexts.h"
 #include "launcher/exec/local_services.h"
@@ -24,6 +26,7 @@
 #include "runtime/core/head/head_core.h"
 #include "runtime/head/head.h"
 #include "runtime/head/rescue.h"
+#include "topology/json.h"
 
 namespace gtrain::cli {
 namespace {
@@ -134,6 +137,14 @@ absl::Status Serve(const Args& args, const std::string& dir) {
       return absl::InvalidArgumentError(
           "--lease is shorter than --node-timeout: ranks would end on machines that nobody misses");
   }
+  if (args.Has("topology")) {
+    GT_ASSIGN_OR_RETURN(topology::Topology topology, ReadTopology(args.Get("topology")));
+    if (topology::PrintTopology(topology).size() > head::kTopologyTextMax)
+      return absl::InvalidArgumentError(absl::StrCat(
+          args.Get("topology"), " is too large for the answers of a head, ",
+          PrintBytes(head::kTopologyTextMax), " at most: machines that are built alike share a shape"));
+    options.topology = std::make_shared<const topology::Topology>(std::move(topology));
+  }
   options.parse_job = spec::ParseCanonical;
   SetLogTag("head");
   HideFromOtherProcesses();
@@ -239,6 +250,9 @@ Verb HeadVerb() {
       {"node-timeout", '\0', "TIME",
        "a machine that is silent for so long is lost, 300ms to 60s; default 10s; 2s where all machines are "
        "in one room"},
+      {"topology", '\0', "FILE",
+       "what the machines are and how they hang together (gtrain topology): ranks go where a step "
+       "communicates least"},
       {"exit-when-idle", '\0', "", "end after the last job"},
       {"allow-root", '\0', "", "let root listen on other than loopback addresses, outside a container too"},
       {"connections-per-address", '\0', "N", "more from one address are closed at once; default 4096"},

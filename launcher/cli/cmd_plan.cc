@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "job/plan/by_topology.h"
 #include "job/plan/place.h"
 #include "job/spec/print.h"
 #include "job/spec/values.h"
@@ -31,6 +32,7 @@ struct PlanNodes {
   std::vector<plan::NodeView> views;
   std::string where;             // "this machine"
   bool on_this_machine = false;  // whose CPUs ranks may share
+  topology::Topology topology;   // that launch would follow; no machines: none
 };
 
 PlanNodes ThisMachine() {
@@ -85,7 +87,11 @@ plan::NodeView ViewOf(const json& node) {
   view.cpus_bound = node.value("cpus_bound", std::set<int>());
   view.memory_bytes = node.at("memory_bytes").get<uint64_t>();
   view.memory_free_bytes = node.at("memory_free_bytes").get<uint64_t>();
-  for (const json& gpu : node.at("gpus")) view.gpu_models.push_back(gpu.at("model").get<std::string>());
+  view.cpu_numa = node.value("cpu_numa", std::vector<int>());
+  for (const json& gpu : node.at("gpus")) {
+    view.gpu_models.push_back(gpu.at("model").get<std::string>());
+    view.gpu_numa.push_back(gpu.value("numa", -1));
+  }
   view.gpus_free = node.at("gpus_free").get<std::vector<int>>();
   const std::string state = node.at("state").get<std::string>();
   view.unusable = node.value("unusable", state == "alive" ? "" : state);
@@ -99,6 +105,9 @@ absl::StatusOr<PlanNodes> NodesOf(Cluster& cluster) {
                                  : absl::StrCat("cluster ", cluster.name());
   nodes.on_this_machine = cluster.backend->on_this_machine();
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientNodes{}));
+  // A head from before 0.7 answers nothing, and packs.
+  if (absl::StatusOr<topology::Topology> topology = TopologyOfHead(cluster); topology.ok())
+    nodes.topology = *std::move(topology);
   try {
     const json answer = json::parse(text);
     for (const json& node : answer.at("nodes")) nodes.views.push_back(ViewOf(node));
@@ -153,7 +162,9 @@ absl::StatusOr<int> Plan(const Args& args) {
       return absl::InvalidArgumentError(absl::StrCat("--", flag.name, " needs --topology"));
   }
   GT_ASSIGN_OR_RETURN(const PlanNodes nodes, ChooseNodes(args));
-  plan::Placement placement = plan::Place(nodes.views, core::DemandOf(input.spec, nodes.on_this_machine));
+  const plan::Demand demand = core::DemandOf(input.spec, nodes.on_this_machine);
+  plan::Placement placement = plan::ByTopology(nodes.views, demand, plan::Place(nodes.views, demand),
+                                               nodes.topology, input.spec.mesh, {});
   if (nodes.on_this_machine && placement.placed) {  // as launch refuses it
     if (const std::string why = agent::TooManyRanks(placement.ranks.size()); !why.empty()) {
       placement.placed = false;

@@ -78,7 +78,7 @@ absl::StatusOr<Topology> Captured(const Args& args) {
 }
 
 absl::Status Capture(const Args& args) {
-  if (args.Has("svg")) return absl::InvalidArgumentError("--svg goes with `gtrain topology show FILE`");
+  if (args.Has("svg")) return absl::InvalidArgumentError("--svg goes with `gtrain topology show`");
   if (args.words.size() > 1)
     return absl::InvalidArgumentError("topology capture takes no file; --out FILE says where it goes");
   GT_ASSIGN_OR_RETURN(const Topology topology, Captured(args));
@@ -89,13 +89,24 @@ absl::Status Capture(const Args& args) {
 }
 
 absl::Status Show(const Args& args) {
-  if (args.words.size() != 2)
-    return absl::InvalidArgumentError("usage: gtrain topology show FILE [--svg FILE]");
   for (const char* flag : {"out", "like", "hwloc", "slurm", "ib", "aws", "gcp", "racks"}) {
     if (args.Has(flag))
       return absl::InvalidArgumentError(absl::StrCat("--", flag, " goes with `gtrain topology capture`"));
   }
-  GT_ASSIGN_OR_RETURN(const Topology topology, ReadTopology(args.words[1]));
+  if (args.words.size() == 2 && args.Has("context"))
+    return absl::InvalidArgumentError("topology show: a FILE or a --context, not both");
+  Topology topology;
+  if (args.words.size() == 2) {
+    GT_ASSIGN_OR_RETURN(topology, ReadTopology(args.words[1]));
+  } else {
+    GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+    GT_ASSIGN_OR_RETURN(topology, TopologyOfHead(cluster));
+    if (topology.machines.empty())
+      return absl::NotFoundError(
+          absl::StrCat("the head of ", cluster.name(),
+                       " follows no topology: start it with --topology FILE, or agents "
+                       "with --label fabric=/zone/rack; until then ranks are packed"));
+  }
   if (args.Has("svg"))
     GT_RETURN_IF_ERROR(WriteFileDurable(args.Get("svg"), topology::DrawSvg(topology), 0644));
   Print(SafeLines(topology::Describe(topology), "") + "\n");
@@ -117,10 +128,13 @@ Verb TopologyVerb() {
   Verb verb;
   verb.name = "topology";
   verb.summary = "Write and show what a cluster is made of";
-  verb.usage = "capture [flags] | show FILE [--svg FILE]";
+  verb.usage = "capture [flags] | show [FILE | --context NAME] [--svg FILE]";
   verb.details =
-      "A topology file has machines, GPUs, NICs, switches and links (docs/formats/topology.md), for\n"
-      "`gtrain plan JOB.yaml --topology FILE`. It may be written by hand.\n\n"
+      "A topology file has machines, GPUs, NICs, switches and links (docs/formats/topology.md). It may be "
+      "written\n"
+      "by hand. `gtrain head --topology FILE` has launches follow it, `gtrain plan JOB.yaml --topology FILE` "
+      "plans\n"
+      "without a cluster, and show without a file shows what the cluster's head follows.\n\n"
       "  gtrain topology capture --out this.json                 this machine, by hwloc and sysfs\n"
       "  gtrain topology capture --slurm topology.conf --like this.json --out cluster.json\n"
       "  gtrain topology show cluster.json --svg cluster.svg";
@@ -129,6 +143,7 @@ Verb TopologyVerb() {
   verb.flags.push_back({"like", '\0', "FILE", "a topology whose one shape all machines get"});
   verb.flags.push_back({"out", '\0', "FILE", "write it here instead of to stdout"});
   verb.flags.push_back({"svg", '\0', "FILE", "with show: also draw it"});
+  verb.flags.push_back(ContextFlag());
   verb.words_min = 1;
   verb.words_max = 2;
   verb.actions = {"capture", "show"};

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "job/plan/by_topology.h"
 #include "job/spec/mesh.h"
 #include "job/spec/values.h"
 #include "launcher/cli/terminal.h"
@@ -59,17 +60,6 @@ absl::StatusOr<int64_t> RanksOf(const spec::JobSpec& job, const Topology& topolo
   return std::max<int64_t>(fits, range.min);
 }
 
-absl::StatusOr<Mesh> MeshOf(const spec::JobSpec& job, int64_t ranks) {
-  Mesh mesh;
-  const spec::MeshShape shape = spec::ShapeOf(job.mesh);
-  for (const spec::MeshAxis& axis : job.mesh) {
-    const int64_t size = axis.size ? *axis.size : std::max<int64_t>(1, ranks / shape.ranks);
-    mesh.axes.push_back(topology::AxisNamed(axis.name, static_cast<int>(size)));
-  }
-  if (mesh.axes.empty()) mesh.axes.push_back(topology::AxisNamed(spec::kDataAxis, static_cast<int>(ranks)));
-  return mesh;
-}
-
 struct Planned {
   Topology topology;
   Fabric fabric;
@@ -86,7 +76,8 @@ absl::Status KeepPlaces(const std::string& path, Planned& planned) {
                       topology::ParseRankfile(text, path, planned.topology, planned.fabric));
   const Mesh& mesh = planned.request.mesh;
   if (static_cast<int64_t>(slots.size()) != mesh.ranks())
-    return Wrong(absl::StrCat(path, " has ", slots.size(), " ranks, the job has ", mesh.ranks()));
+    return Wrong(absl::StrCat(path, " has ", slots.size(), " ranks, the job has ", mesh.ranks(),
+                              ": without --rankfile all of them are placed anew"));
   const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, planned.request);
   std::set<int32_t> free(usable.begin(), usable.end());
   for (int32_t& slot : slots) {
@@ -168,7 +159,7 @@ absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) 
   const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, request);
   GT_ASSIGN_OR_RETURN(const int64_t ranks,
                       RanksOf(job, planned.topology, static_cast<int64_t>(usable.size())));
-  GT_ASSIGN_OR_RETURN(request.mesh, MeshOf(job, ranks));
+  request.mesh = plan::MeshOf(job.mesh, ranks);
   if (args.Has("traffic")) GT_RETURN_IF_ERROR(SetTraffic(args.Get("traffic"), request.mesh));
   planned.plan = MakePlan(planned.topology, planned.fabric, request);
   if (args.Has("rankfile") && planned.plan.placed)
@@ -181,6 +172,14 @@ absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) 
 absl::StatusOr<Topology> ReadTopology(const std::string& path) {
   GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, topology::kTopologyBytesMax));
   return topology::ParseTopology(text, path);
+}
+
+absl::StatusOr<Topology> TopologyOfHead(Cluster& cluster) {
+  GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientTopology{}, absl::Seconds(5)));
+  GT_RETURN_IF_ERROR(ExpectKey(text, "topology"));
+  const json answer = json::parse(text);
+  if (answer["topology"].is_null()) return Topology();
+  return topology::ParseTopology(answer["topology"].dump(), "the head's topology");
 }
 
 std::vector<Flag> TopologyFlags() {

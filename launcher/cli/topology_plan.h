@@ -2,6 +2,7 @@
 #pragma once
 #include "absl/status/statusor.h"
 #include "launcher/cli/args.h"
+#include "launcher/cli/context.h"
 #include "launcher/cli/job_input.h"
 #include "topology/topology.h"
 
@@ -9,6 +10,9 @@ namespace gtrain::cli {
 
 // Reads and checks a topology file. Errors name the file, and the line where there is one.
 absl::StatusOr<topology::Topology> ReadTopology(const std::string& path);
+
+// What the head of the cluster follows (gtrain head --topology, or labels of agents); no machines: nothing.
+absl::StatusOr<topology::Topology> TopologyOfHead(Cluster& cluster);
 
 // The flags of plan that go with --topology, and --topology itself.
 std::vector<Flag> TopologyFlags();

@@ -4,8 +4,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -120,6 +122,11 @@ gtrain::Task<> Reductions(gtrain::Cluster& cluster) {
     CHECK(letters == wanted);  // in the order of the group, however the tree is
     const auto even = co_await gtrain::Try(parts.Reduce<&Part::Even, gtrain::Sum>());
     CHECK(size == 1 ? even.ok() : even.status().message() == "it is odd");
+  }
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto& [one, other] : {std::pair(nan, 1.0), std::pair(1.0, nan)}) {
+    CHECK(std::isnan(gtrain::Max()(one, other)) && std::isnan(gtrain::Min()(one, other)));
+    CHECK(std::isnan(gtrain::Max()(std::vector{2.0, one}, {1.0, other})[1]));
   }
   const auto of_none = co_await gtrain::Try(gtrain::GroupRef<Part>().Reduce<&Part::Number, gtrain::Sum>());
   CHECK(of_none.status().code() == StatusCode::kInvalidArgument);

@@ -91,6 +91,19 @@ std::vector<core::GpuInfo> AskDriver() {
   return gpus;
 }
 
+// The hardware threads that this process may run on, as hwloc counts them: siblings and NUMA nodes together.
+std::vector<core::CpuInfo> AllowedCpuInfos(hwloc_topology_t topology) {
+  cpu_set_t set;
+  std::vector<core::CpuInfo> infos;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return infos;
+  for (hwloc_obj_t pu = nullptr; (pu = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_PU, pu)) != nullptr;) {
+    if (pu->os_index >= CPU_SETSIZE || !CPU_ISSET(pu->os_index, &set)) continue;
+    const int numa = pu->nodeset == nullptr ? -1 : hwloc_bitmap_first(pu->nodeset);
+    infos.push_back({static_cast<int>(pu->os_index), numa});
+  }
+  return infos;
+}
+
 // The number of CPUs that this process may run on, and no more than the quota of its container lets it use at
 // the same time.
 int AllowedCpus() {
@@ -147,6 +160,9 @@ core::Inventory DetectInventory(const DetectOptions& options) {
       if (cores > 0) inventory.cores = std::min(cores, inventory.cpus);
       inventory.numa_nodes = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE));
       inventory.memory_bytes = hwloc_get_root_obj(topology)->total_memory;
+      inventory.cpu_infos = AllowedCpuInfos(topology);
+      if (inventory.cpu_infos.size() > static_cast<size_t>(inventory.cpus))
+        inventory.cpu_infos.resize(static_cast<size_t>(inventory.cpus));
     }
     hwloc_topology_destroy(topology);
   }

@@ -1,5 +1,7 @@
 #include "runtime/detect/inventory.h"
 
+#include <sched.h>
+
 #include "gtest/gtest.h"
 
 namespace gtrain::detect {
@@ -11,6 +13,22 @@ TEST(Inventory, ThisMachineHasCpusAndMemory) {
   EXPECT_GE(inventory.cores, 1);
   EXPECT_GE(inventory.numa_nodes, 1);
   EXPECT_GT(inventory.memory_bytes, uint64_t{64} << 20);
+}
+
+TEST(Inventory, CpusAreThoseThatMayBeUsed) {
+  cpu_set_t all, last;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  int cpu = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(cpu, &all)) --cpu;
+  CPU_ZERO(&last);
+  CPU_SET(cpu, &last);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(last), &last), 0);
+  const core::Inventory inventory = DetectInventory({});
+  ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+  ASSERT_EQ(inventory.cpu_infos.size(), 1u);
+  EXPECT_EQ(inventory.cpu_infos[0].id, cpu);
+  EXPECT_EQ(inventory.cpus, 1);
+  EXPECT_LE(DetectInventory({.cpus = 1}).cpu_infos.size(), 1u);
 }
 
 TEST(Inventory, FakeGpusAreDistinct) {

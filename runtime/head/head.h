@@ -4,6 +4,7 @@
 // directories, one thread inside the transport answers ZAP. The loop never touches a disk (fault H11).
 #pragma once
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,8 +14,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "job/spec/job_spec.h"
+#include "topology/topology.h"
 
 namespace gtrain::head {
+
+// Of PrintTopology(HeadOptions::topology): it is one answer.
+inline constexpr size_t kTopologyTextMax = 8 << 20;
 
 struct HeadOptions {
   std::string cluster_dir;          // made by net::InitCluster (`gtrain head --init`)
@@ -27,7 +32,8 @@ struct HeadOptions {
   bool exit_when_idle = false;             // end after the last job
   std::function<void()> at_idle_end;       // called once when it ends because no job is left
   std::optional<int> expected_nodes;
-  std::optional<absl::Duration> lease;  // core::HeadConfig::fence_after; at least 10 s
+  std::shared_ptr<const topology::Topology> topology;  // core::HeadConfig::topology
+  std::optional<absl::Duration> lease;                 // core::HeadConfig::fence_after; at least 10 s
   // core::HeadConfig::dead_after, with what goes with it (SetNodeTimeout).
   std::optional<absl::Duration> node_timeout;
   // Canonical YAML -> JobSpec (job/spec).

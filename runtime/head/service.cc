@@ -211,22 +211,7 @@ absl::Status HeadService::WithRemedy(const absl::Status& status) const {
                        files_.dir)};
 }
 
-// Nothing is served before the new epoch is durable (fault H9). A store is only ever made for a cluster that
-// never had one: a lost store must not look like a new cluster (fault H8).
-absl::Status HeadService::Recover() {
-  const bool is_new = access(files_.new_path().c_str(), F_OK) == 0;
-  absl::StatusOr<std::shared_ptr<port::MetaStore>> opened =
-      store::OpenRocksStore(files_.store_path(), {.create = is_new});
-  if (!opened.ok()) return WithRemedy(opened.status());
-  store_ = *std::move(opened);
-  store_dir_ =
-      std::make_shared<UniqueFd>(open(files_.store_path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  // The audit log opens after the store is locked: only one head writes it.
-  GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
-  if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
-  audit_ = std::make_shared<AuditLog>(std::move(audit));
-  absl::StatusOr<core::StoredRecords> stored = LoadRecords(*store_);
-  if (!stored.ok()) return WithRemedy(stored.status());
+core::HeadConfig HeadService::ConfigOfCore() const {
   core::HeadConfig config{
       .cluster = files_.cluster,
       .version = wire::kThisBuild.text,
@@ -234,6 +219,7 @@ absl::Status HeadService::Recover() {
       .local = options_.local,
       .exit_when_idle = options_.exit_when_idle,
       .expected_nodes = options_.expected_nodes,
+      .topology = options_.topology,
       .parse_job = options_.parse_job,
       .check_record = CheckRecord,
       .prove_epoch = [keys = files_.head,
@@ -256,7 +242,26 @@ absl::Status HeadService::Recover() {
           }};
   if (options_.lease) config.fence_after = *options_.lease;
   if (options_.node_timeout) core::SetNodeTimeout(*options_.node_timeout, config);
-  core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
+  return config;
+}
+
+// Nothing is served before the new epoch is durable (fault H9). A store is only ever made for a cluster that
+// never had one: a lost store must not look like a new cluster (fault H8).
+absl::Status HeadService::Recover() {
+  const bool is_new = access(files_.new_path().c_str(), F_OK) == 0;
+  absl::StatusOr<std::shared_ptr<port::MetaStore>> opened =
+      store::OpenRocksStore(files_.store_path(), {.create = is_new});
+  if (!opened.ok()) return WithRemedy(opened.status());
+  store_ = *std::move(opened);
+  store_dir_ =
+      std::make_shared<UniqueFd>(open(files_.store_path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  // The audit log opens after the store is locked: only one head writes it.
+  GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
+  if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
+  audit_ = std::make_shared<AuditLog>(std::move(audit));
+  absl::StatusOr<core::StoredRecords> stored = LoadRecords(*store_);
+  if (!stored.ok()) return WithRemedy(stored.status());
+  core_ = std::make_unique<core::HeadCore>(ConfigOfCore(), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step,
                       core_->Recover(*std::move(stored), clock_->Now(), clock_->WallNow()));
   if (!step.why.empty()) LogInfo(step.why);

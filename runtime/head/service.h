@@ -99,6 +99,7 @@ class HeadService {
   const std::vector<std::string>& endpoints() const { return server_->endpoints(); }
 
  private:
+  core::HeadConfig ConfigOfCore() const;
   absl::Status Recover();
   absl::Status WithRemedy(const absl::Status& status) const;
   absl::StatusOr<net::ServedAt> WhereToServe() const;

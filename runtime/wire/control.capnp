@@ -84,12 +84,15 @@ struct Pair { key @0 :Text; value @1 :Data; }
 
 struct GpuInfo { uuid @0 :Text; model @1 :Text; memoryBytes @2 :UInt64; numa @3 :Int32; }
 
+struct CpuInfo { id @0 :Int32; numa @1 :Int32; }
+
 struct Inventory {
   cpus @0 :Int32;
   cores @1 :Int32;
   numaNodes @2 :Int32;
   memoryBytes @3 :UInt64;
   gpus @4 :List(GpuInfo);
+  cpuInfos @5 :List(CpuInfo);
 }
 
 enum ExitCause { exited @0; signal @1; oom @2; stopped @3; startFailed @4; addressInUse @5; lost @6; }
@@ -458,6 +461,7 @@ struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
 struct ClientStatus { job @0 :Text; over @1 :Int32; }
 struct ClientWhy { job @0 :Text; }
 struct ClientNodes {}
+struct ClientTopology {}
 struct ClientShutdown { whenIdle @0 :Bool; }
 struct ClientJoinToken { uses @0 :Int32 = 1; life @1 :Int64 = 900000000000; }
 struct ClientTokens {}
@@ -497,6 +501,7 @@ struct ClientRequest {
     scale @22 :ClientScale;
     console @23 :ClientConsole;
     actors @24 :ClientActors;
+    topology @25 :ClientTopology;
   }
 }
 

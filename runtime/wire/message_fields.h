@@ -12,6 +12,7 @@ inline constexpr int kIndexMax = 1 << 20;     // hardware threads, GPUs, counts
 inline constexpr size_t kNameBytesMax = 512;  // host names, addresses, versions, kinds
 inline constexpr size_t kSentenceBytesMax = 16 << 10;
 inline constexpr size_t kTailBytesMax = 64 << 10;
+inline constexpr size_t kCpusMax = 8192;  // hardware threads of a machine; Linux on x86 has no more
 inline constexpr size_t kSpecBytesMax = 1 << 20;
 inline constexpr size_t kBulkBytesMax = 16 << 20;
 inline constexpr int64_t kInt32Min = std::numeric_limits<int32_t>::min();
@@ -24,12 +25,17 @@ GT_FIELDS(core::GpuInfo) {
   GT_PLAIN(memory_bytes, MemoryBytes);
   GT_NUMBER(numa, Numa, -1, kIndexMax);
 }
+GT_FIELDS(core::CpuInfo) {
+  GT_NUMBER(id, Id, 0, kIndexMax);
+  GT_NUMBER(numa, Numa, -1, kIndexMax);
+}
 GT_FIELDS(core::Inventory) {
   GT_NUMBER(cpus, Cpus, 0, kIndexMax);
   GT_NUMBER(cores, Cores, 0, kIndexMax);
   GT_NUMBER(numa_nodes, NumaNodes, 0, kIndexMax);
   GT_PLAIN(memory_bytes, MemoryBytes);
   GT_LIST(gpus, Gpus, 1024);
+  GT_LIST(cpu_infos, CpuInfos, kCpusMax);
 }
 GT_FIELDS(core::RankExit) {
   GT_ID(job, Job);
@@ -424,6 +430,7 @@ GT_FIELDS(core::ClientStatus) {
 }
 GT_FIELDS(core::ClientWhy) { GT_ID(job, Job); }
 GT_FIELDS(core::ClientNodes) {}
+GT_FIELDS(core::ClientTopology) {}
 GT_FIELDS(core::ClientLogs) {
   GT_ID(job, Job);
   GT_OPTIONAL(generation, Generation);

@@ -215,6 +215,7 @@ class ActorsTest(harness.GtrainTest):
         self.assertEqual((frail['rank'], frail['state'], frail['restarts'], frail['answered'], frail['kept']), (0, 'idle', 1, 2, False))
         self.assertEqual((waiter['state'], waiter['method'], waiter['thread']), ('awaiting', 'AwaitIt', 0))
         self.assertEqual([actor['name'] for actor in self.listed('--class', 'Blocker', '--rank', '0')['actors']], ['frail'])
+        self.assertRegex(self.gtrain('actors', 'observe', '--class', 'Nobody', expect=1).stderr, 'no actor of class .?Nobody')
         few = self.listed('--limit', '1')
         self.assertEqual(([actor['name'] for actor in few['actors']], few['left_out']), (['blocker'], 2))
         text = self.gtrain('actors', 'observe', '--limit', '1').stdout

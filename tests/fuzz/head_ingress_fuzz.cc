@@ -227,6 +227,7 @@ std::vector<std::string> Questions() {
                                                          core::ClientStatus{},
                                                          core::ClientWhy{kTrain},
                                                          core::ClientNodes{},
+                                                         core::ClientTopology{},
                                                          core::ClientLogs{.job = kTrain},
                                                          core::ClientExec{kTrain, 1, {"ls"}},
                                                          core::ClientConsole{kTrain, {}, 1, {.session = "s"}},

@@ -80,29 +80,6 @@ void ExplainNoRoom(const Fabric& fabric, const PlanRequest& request, int64_t usa
   if (fits > 0) plan.unblocks.push_back(absl::StrCat("dp: ", fits, " instead of ", dp->size));
 }
 
-// Free slots by how many ranks are near: first in the smallest domains, then in wider ones.
-std::vector<int32_t> ChooseSpares(const Fabric& fabric, const std::vector<int32_t>& slot_of_rank,
-                                  const std::vector<int32_t>& free, size_t count) {
-  std::vector<std::vector<int>> ranks;  // [level][domain]
-  for (size_t level = fabric.machine_level; level < fabric.levels.size(); ++level) {
-    ranks.emplace_back(fabric.levels[level].count(), 0);
-    for (const int32_t slot : slot_of_rank) ++ranks.back()[fabric.domain[level][slot]];
-  }
-  std::vector<std::pair<std::vector<int>, int32_t>> order;  // most ranks near first
-  for (const int32_t slot : free) {
-    std::vector<int> near;
-    // A machine without ranks is the better one: what ends one of its neighbours does not end the spare.
-    near.push_back(ranks[0][fabric.domain[fabric.machine_level][slot]]);
-    for (size_t l = 1; l < ranks.size(); ++l)
-      near.push_back(-ranks[l][fabric.domain[fabric.machine_level + l][slot]]);
-    order.emplace_back(std::move(near), slot);
-  }
-  std::ranges::sort(order);
-  std::vector<int32_t> spares;
-  for (size_t i = 0; i < std::min(count, order.size()); ++i) spares.push_back(order[i].second);
-  return spares;
-}
-
 }  // namespace
 
 std::vector<int32_t> UsableSlots(const Topology& topology, const Fabric& fabric, const PlanRequest& request,
@@ -141,27 +118,47 @@ std::vector<int32_t> UsableSlots(const Topology& topology, const Fabric& fabric,
   return usable;
 }
 
-Plan MakePlan(const Topology& topology, const Fabric& fabric, const PlanRequest& request) {
-  Plan plan;
-  const std::vector<int32_t> usable = UsableSlots(topology, fabric, request, &plan.obstacles);
-  const int64_t ranks = request.mesh.ranks();
-  if (ranks + request.spares > static_cast<int64_t>(usable.size())) {
-    ExplainNoRoom(fabric, request, static_cast<int64_t>(usable.size()), plan);
-    return plan;
+std::vector<int32_t> SpareSlots(const Fabric& fabric, const std::vector<int32_t>& usable,
+                                const std::vector<int32_t>& slot_of_rank, int count) {
+  std::vector<int32_t> taken = slot_of_rank, free;
+  std::ranges::sort(taken);
+  std::ranges::set_difference(usable, taken, std::back_inserter(free));
+  std::vector<std::vector<int>> ranks;  // [level][domain]
+  for (size_t level = fabric.machine_level; level < fabric.levels.size(); ++level) {
+    ranks.emplace_back(fabric.levels[level].count(), 0);
+    for (const int32_t slot : slot_of_rank) ++ranks.back()[fabric.domain[level][slot]];
   }
+  std::vector<std::pair<std::vector<int>, int32_t>> order;  // most ranks near first
+  for (const int32_t slot : free) {
+    std::vector<int> near;
+    // A machine without ranks is the better one: what ends one of its neighbours does not end the spare.
+    near.push_back(ranks[0][fabric.domain[fabric.machine_level][slot]]);
+    for (size_t l = 1; l < ranks.size(); ++l)
+      near.push_back(-ranks[l][fabric.domain[fabric.machine_level + l][slot]]);
+    order.emplace_back(std::move(near), slot);
+  }
+  std::ranges::sort(order);
+  std::vector<int32_t> spares;
+  for (size_t i = 0; i < std::min(static_cast<size_t>(count), order.size()); ++i)
+    spares.push_back(order[i].second);
+  return spares;
+}
+
+Plan PlanOn(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& usable, int spares) {
   struct Policy {
     const char* name;
     std::vector<int32_t> slots;
   };
-  std::vector<Policy> policies = {{"mesh-aware", PlaceMeshAware(fabric, request.mesh, usable)},
-                                  {"contiguous", PlaceContiguous(fabric, request.mesh, usable)},
-                                  {"spread", PlaceSpread(fabric, request.mesh, usable)}};
+  std::vector<Policy> policies = {{"mesh-aware", PlaceMeshAware(fabric, mesh, usable)},
+                                  {"contiguous", PlaceContiguous(fabric, mesh, usable)},
+                                  {"spread", PlaceSpread(fabric, mesh, usable)}};
   std::vector<Cost> costs;
-  for (const Policy& policy : policies) costs.push_back(Evaluate(fabric, request.mesh, policy.slots));
+  for (const Policy& policy : policies) costs.push_back(Evaluate(fabric, mesh, policy.slots));
   size_t best = 0;
   for (size_t i = 1; i < costs.size(); ++i) {
     if (costs[i].seconds < costs[best].seconds * (1 - 1e-9)) best = i;
   }
+  Plan plan;
   plan.placed = true;
   plan.policy = policies[best].name;
   plan.slot_of_rank = std::move(policies[best].slots);
@@ -169,15 +166,21 @@ Plan MakePlan(const Topology& topology, const Fabric& fabric, const PlanRequest&
   for (size_t i = 0; i < costs.size(); ++i) {
     if (i != best) plan.rejected.push_back({policies[i].name, costs[i]});
   }
-  plan.bound = LowerBound(fabric, request.mesh, usable);
-  if (request.spares > 0) {
-    std::vector<int32_t> taken = plan.slot_of_rank, free;
-    std::ranges::sort(taken);
-    std::ranges::set_difference(usable, taken, std::back_inserter(free));
-    plan.spare_slots = ChooseSpares(fabric, plan.slot_of_rank, free, static_cast<size_t>(request.spares));
-  }
+  plan.bound = LowerBound(fabric, mesh, usable);
+  if (spares > 0) plan.spare_slots = SpareSlots(fabric, usable, plan.slot_of_rank, spares);
   plan.reason =
-      absl::StrFormat("%d ranks of mesh %s by the policy %s", ranks, MeshText(request.mesh), plan.policy);
+      absl::StrFormat("%d ranks of mesh %s by the policy %s", mesh.ranks(), MeshText(mesh), plan.policy);
+  return plan;
+}
+
+Plan MakePlan(const Topology& topology, const Fabric& fabric, const PlanRequest& request) {
+  std::vector<Obstacle> obstacles;
+  const std::vector<int32_t> usable = UsableSlots(topology, fabric, request, &obstacles);
+  Plan plan;
+  if (request.mesh.ranks() + request.spares <= static_cast<int64_t>(usable.size()))
+    plan = PlanOn(fabric, request.mesh, usable, request.spares);
+  plan.obstacles = std::move(obstacles);
+  if (!plan.placed) ExplainNoRoom(fabric, request, static_cast<int64_t>(usable.size()), plan);
   return plan;
 }
 

@@ -53,6 +53,16 @@ struct Plan {
 std::vector<int32_t> UsableSlots(const Topology& topology, const Fabric& fabric, const PlanRequest& request,
                                  std::vector<Obstacle>* obstacles = nullptr);
 
+// `count` free ones of them at most, the best replacements first: those that have many ranks near, in the
+// smallest domains first, on machines without ranks.
+std::vector<int32_t> SpareSlots(const Fabric& fabric, const std::vector<int32_t>& usable,
+                                const std::vector<int32_t>& slot_of_rank, int count);
+
+// The plan of the policy with the least predicted time. `usable`, ascending: at least as many as ranks and
+// spares.
+Plan PlanOn(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& usable, int spares);
+
+// Likewise, on what the request may have, or why it has no place.
 Plan MakePlan(const Topology& topology, const Fabric& fabric, const PlanRequest& request);
 
 // A rank that has to go elsewhere. Ranks that no Move names stay where they are.

@@ -97,6 +97,7 @@ class AgentCoreTest : public ::testing::Test {
     };
     config.make_token = [this] { return std::string(30, 't') + absl::StrCat(10 + tokens_++); };
     for (int i = 0; i < gpus_; ++i) config.inventory.gpus.push_back({absl::StrCat("GPU-", i), "Fake"});
+    config.inventory.cpu_infos = {{8, 0}, {12, 0}};
     return config;
   }
 

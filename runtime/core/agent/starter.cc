@@ -181,8 +181,9 @@ absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& genera
   start.err_path = RankLogPath(grant.run_dir, grant.generation, number, true);
   start.report_path = ReportPath(grant.run_dir, grant.generation, number);
   start.notice_path = NoticePath(grant.run_dir, grant.generation, number);
-  const std::vector<int>& cpus = PlaceOfRank(grant, number).cpus;
-  start.cpus.assign(cpus.begin(), cpus.end());
+  const std::vector<CpuInfo>& infos = config_.inventory.cpu_infos;
+  for (const int cpu : PlaceOfRank(grant, number).cpus)
+    start.cpus.push_back(cpu < static_cast<int>(infos.size()) ? infos[cpu].id : cpu);
   start.memory_limit = generation.spec.resources.memory.value_or(0);
   start.tty = generation.spec.tty;
   start.takes_input = generation.spec.takes_input && number == 0;

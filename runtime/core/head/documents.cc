@@ -10,12 +10,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/json_text.h"
+#include "job/plan/by_topology.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head/newcomers.h"
 #include "runtime/core/head/progress.h"
 #include "runtime/core/head/restart_policy.h"
 #include "runtime/core/head/stalls.h"
 #include "runtime/core/values/rank_notes.h"
+#include "topology/json.h"
 
 namespace gtrain::core {
 namespace {
@@ -601,7 +603,8 @@ std::shared_ptr<const NodeRecord> SharedRecord(const Node& node) {
 json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
   json gpus = json::array(), notices = json::array();
   for (const GpuInfo& gpu : node.record->inventory.gpus)
-    gpus.push_back({{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}});
+    gpus.push_back(
+        {{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}, {"numa", gpu.numa}});
   for (const NoticeNow& notice : node.notices) {
     notices.push_back(
         {{"kind", Name(notice.kind)}, {"source", notice.source}, {"left_seconds", notice.left_seconds}});
@@ -619,6 +622,7 @@ json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
           {"cpus", view.cpus},
           {"cpus_free", view.cpus_free},
           {"cpus_bound", view.cpus_bound},
+          {"cpu_numa", node.record->inventory.numa_nodes > 1 ? view.cpu_numa : std::vector<int>()},
           {"memory_bytes", view.memory_bytes},
           {"memory_free_bytes", view.memory_free_bytes},
           {"gpus", std::move(gpus)},
@@ -646,6 +650,19 @@ struct NodesDocument : Document {
         documents[node]["slow"].push_back({{"job", job.id.value}, {"score", score}});
     }
     return OneLine({{"nodes", std::move(documents)}});
+  }
+};
+
+struct TopologyDocument : Document {
+  std::shared_ptr<const topology::Topology> topology;
+  bool given = false;
+
+  std::string Json() const override {
+    const bool any = !topology->machines.empty();
+    return OneLine({{"source", given ? "file"
+                               : any ? "labels"
+                                     : "none"},
+                    {"topology", any ? json::parse(topology::PrintTopology(*topology)) : json()}});
   }
 };
 
@@ -711,6 +728,20 @@ std::shared_ptr<const Document> WhyOf(const Job& job, Instant now) {
   why->notes = NotesOf(job, now);
   why->events.assign(job.events.begin(), job.events.end());
   return why;
+}
+
+std::shared_ptr<const Document> TopologyOf(const HeadModel& model,
+                                           const std::shared_ptr<const topology::Topology>& given) {
+  auto now = std::make_shared<TopologyDocument>();
+  now->given = given != nullptr;
+  now->topology = given;
+  if (given != nullptr) return now;
+  std::vector<plan::NodeView> views;
+  for (const auto& [id, node] : model.nodes) {
+    if (node.state != NodeState::kDead) views.push_back(ViewOf(node.record));
+  }
+  now->topology = std::make_shared<const topology::Topology>(plan::TopologyOfLabels(views));
+  return now;
 }
 
 std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant at) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/core/head/head_model.h"
+#include "topology/topology.h"
 
 namespace gtrain::core {
 
@@ -18,6 +19,9 @@ std::shared_ptr<const Document> StatusOf(const HeadModel& model, bool local, con
                                          const std::string& reader, Instant now);
 std::shared_ptr<const Document> WhyOf(const Job& job, Instant now);
 std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant now);
+// What grants follow: `given`, or else what nodes say in their labels.
+std::shared_ptr<const Document> TopologyOf(const HeadModel& model,
+                                           const std::shared_ptr<const topology::Topology>& given);
 // The second is the number of bytes of the events' texts.
 std::pair<std::shared_ptr<const Document>, size_t> EventsAfter(const Job& job, uint64_t after);
 std::shared_ptr<const Document> FailureOf(const HeadModel& model, const Job& job, Instant now);

@@ -35,8 +35,10 @@ plan::NodeView ViewOf(const NodeRecord& node) {
   view.labels = node.labels;
   view.cpus = view.cpus_free = node.inventory.cpus;
   view.memory_bytes = view.memory_free_bytes = node.inventory.memory_bytes;
+  for (const CpuInfo& cpu : node.inventory.cpu_infos) view.cpu_numa.push_back(cpu.numa);
   for (size_t i = 0; i < node.inventory.gpus.size(); ++i) {
     view.gpu_models.push_back(node.inventory.gpus[i].model);
+    view.gpu_numa.push_back(node.inventory.gpus[i].numa);
     view.gpus_free.push_back(static_cast<int>(i));
   }
   return view;

@@ -20,6 +20,7 @@
 #include "job/spec/job_spec.h"
 #include "runtime/core/values/effects.h"
 #include "runtime/core/values/job_records.h"
+#include "topology/topology.h"
 
 namespace gtrain::core {
 
@@ -38,6 +39,9 @@ struct HeadConfig {
   // How many nodes belong to the cluster, if known: once that many have joined, a job that fits on
   // none of them fails at once; before, it waits. The local cluster knows it is 1.
   std::optional<int> expected_nodes;
+  // What its machines are made of and how they hang together, which grants follow; null: what the labels of
+  // nodes say, and without them grants are packed.
+  std::shared_ptr<const topology::Topology> topology;
 
   absl::Duration heartbeat_interval = absl::Seconds(1);  // these three: SetNodeTimeout
   absl::Duration suspect_after = absl::Seconds(3);

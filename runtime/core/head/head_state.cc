@@ -26,7 +26,7 @@ constexpr absl::Duration kFirstJobPatience = absl::Seconds(60);  // a local clus
 HeadState::HeadState(HeadConfig config, Rng rng)
     : context_(std::move(config), rng),
       model_(context_.config()),
-      placer_(model_),
+      placer_(model_, context_.config().topology),
       progress_(context_, model_),
       records_(context_, model_, recovery_),
       over_(context_, model_, records_),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "job/plan/by_topology.h"
 #include "runtime/core/head/cells.h"
 #include "runtime/core/head/gang.h"
 
@@ -97,6 +98,13 @@ std::map<NodeId, plan::Waiting> WaitingOf(const Job& job, const std::vector<plan
   return waiting;
 }
 
+// The generation whose places the next one keeps where it can; null: none.
+const GenerationGrant* LastOf(const Job& job) {
+  const GenerationGrant* worked = job.sizing.goes_back ? job.GrantOf(job.sizing.worked) : nullptr;
+  if (worked != nullptr) return worked;
+  return job.record.grant ? &*job.record.grant : nullptr;
+}
+
 }  // namespace
 
 // Whether views_ is not what this job sees: it counts what the job itself still has, and nodes it avoids.
@@ -163,12 +171,9 @@ std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting, bool on_lea
   return views;
 }
 
-plan::Placement Placer::PlacementFor(const Job& job, bool on_leaving) const {
+plan::Demand Placer::DemandNow(const Job& job) {
   plan::Demand demand = job.demand;
-  const GenerationGrant* last = job.record.grant ? &*job.record.grant : nullptr;
-  if (const GenerationGrant* worked = job.GrantOf(job.sizing.worked);
-      job.sizing.goes_back && worked != nullptr)
-    last = worked;
+  const GenerationGrant* last = LastOf(job);
   // A program that does not stay gets none (members.cc).
   if (const int spares = job.Spares(); spares > 0 && (job.ProcessesStay() || !job.kept.empty())) {
     demand.spares = spares;
@@ -182,10 +187,32 @@ plan::Placement Placer::PlacementFor(const Job& job, bool on_leaving) const {
     for (const RankPlace& place : last->waiting) demand.previous.push_back(place.node);
     if (!last->waiting.empty()) SortByNode(*last, demand.previous);
   }
+  return demand;
+}
+
+plan::Placement Placer::PlacementFor(const Job& job, bool on_leaving) const {
+  plan::Demand demand = DemandNow(job);
   if (!TakesPart(job) && !on_leaving) return plan::Place(views_, demand);
   const std::vector<plan::NodeView> views = ViewsWithout(job, on_leaving);
   demand.waiting = WaitingOf(job, views);
   return plan::Place(views, demand);
+}
+
+plan::Placement Placer::ByTopology(const Job& job, plan::Placement packed) const {
+  plan::Demand demand = DemandNow(job);
+  const bool alone = !TakesPart(job);
+  const std::vector<plan::NodeView> own = alone ? std::vector<plan::NodeView>() : ViewsWithout(job);
+  const std::vector<plan::NodeView>& views = alone ? views_ : own;
+  if (!alone) demand.waiting = WaitingOf(job, views);
+  const topology::Topology labelled = topology_ ? topology::Topology() : plan::TopologyOfLabels(views);
+  const topology::Topology& topology = topology_ ? *topology_ : labelled;
+  if (topology.machines.empty()) return packed;
+  std::vector<plan::RankSlot> before;
+  if (const GenerationGrant* last = LastOf(job); last != nullptr) {
+    for (const RankPlace& place : last->ranks)
+      before.push_back({place.rank, place.local_rank, place.node, place.cpus, place.gpus});
+  }
+  return plan::ByTopology(views, demand, std::move(packed), topology, job.spec.mesh, before);
 }
 
 plan::Placement Placer::PlacementAlone(const Job& job) const {

@@ -3,11 +3,14 @@
 // HeadState owns it; only the loop's thread uses it, and it never blocks. A placement is O(nodes + jobs +
 // ranks).
 #pragma once
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "job/plan/place.h"
 #include "runtime/core/head/head_model.h"
+#include "topology/topology.h"
 
 namespace gtrain::core {
 
@@ -16,13 +19,17 @@ inline constexpr char kMayStillRun[] = " may still run there";
 
 class Placer {
  public:
-  explicit Placer(HeadModel& model) : model_(model) {}
+  Placer(HeadModel& model, std::shared_ptr<const topology::Topology> topology)
+      : model_(model), topology_(std::move(topology)) {}
 
   // Brings the views up to date. It must come before PlacementFor and PlacementAlone.
   void CheckViews();
   // `on_leaving`: also on machines that are about to leave.
   plan::Placement PlacementFor(const Job& job, bool on_leaving = false) const;
   plan::Placement PlacementAlone(const Job& job) const;  // as if no other job held anything
+  // `packed`, which PlacementFor(job) found, as the topology of the cluster wants it. It takes longer than a
+  // placement, so it is for what is about to be granted.
+  plan::Placement ByTopology(const Job& job, plan::Placement packed) const;
   // Whether `job` is still ending an older generation than its newest grant there: how much it takes of the
   // node is not known then, and nobody else is given any of it.
   static bool EndsOlderOn(const Job& job, const NodeId& node);
@@ -49,9 +56,11 @@ class Placer {
 
   static bool TakesPart(const Job& job);
   ViewsKey CurrentViewsKey() const;
+  static plan::Demand DemandNow(const Job& job);
   std::vector<plan::NodeView> ViewsWithout(const Job& wanting, bool on_leaving = false) const;
 
   HeadModel& model_;
+  std::shared_ptr<const topology::Topology> topology_;  // null: none was given
   ViewsKey views_key_;
   std::vector<plan::NodeView> views_, empty_views_;  // what each node has left; as if no job held anything
 };

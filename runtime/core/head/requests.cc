@@ -311,6 +311,8 @@ bool Requests::Show(const Asked& asked, const Job* job) {
     context_.Answer(event, request.id, StatusOf(model_, config_.local, *status, OwnerName(event.peer), now));
   } else if (std::holds_alternative<ClientNodes>(request.body)) {
     context_.Answer(event, request.id, NodesOf(model_, now));
+  } else if (std::holds_alternative<ClientTopology>(request.body)) {
+    context_.Answer(event, request.id, TopologyOf(model_, config_.topology));
   } else if (const auto* revoke = std::get_if<ClientRevokeNode>(&request.body)) {
     membership_.RevokeNode(event, request, *revoke, asked.now);
   } else if (asked.job == nullptr) {  // keys and tokens

@@ -100,7 +100,7 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
     life_.FinishAfterSave(job);
     return true;
   }
-  const plan::Placement placement = placer_.PlacementFor(job);
+  plan::Placement placement = placer_.PlacementFor(job);
   if (!placement.placed) {
     if (save_.Begin(job, now)) return true;
     NotPlaced(job, placement, now);
@@ -114,7 +114,7 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
   }
   if (!directories_.DirectoryIsFree(job, now))
     return true;  // asked only of who could start: that looks at all live jobs
-  grants_.Grant(job, placement, now);
+  grants_.Grant(job, placer_.ByTopology(job, std::move(placement)), now);
   return true;
 }
 

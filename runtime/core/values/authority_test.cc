@@ -69,7 +69,7 @@ TEST(Authority, EveryRequestWithEveryRole) {
       {"shutdown", "a--"}, {"token create", "a--"}, {"token ls", "a--"},    {"token revoke", "a--"},
       {"user add", "a--"}, {"user ls", "a--"},      {"user revoke", "a--"}, {"node revoke", "a--"},
       {"backup", "a--"},   {"node drain", "a--"},   {"stack", "ao-"},       {"scale", "ao-"},
-      {"console", "ao-"},  {"actors", "aoa"}};
+      {"console", "ao-"},  {"actors", "aoa"},       {"topology", "aaa"}};
   const std::vector<ClientRequestBody> bodies = OneOfEach<ClientRequestBody>();
   ASSERT_EQ(bodies.size(), table.size());
   const std::string own = "ann", other = "bob";
@@ -92,8 +92,8 @@ TEST(Authority, EveryRequestWithEveryRole) {
 
 // Reads change nothing, so they are not audited; everything else is.
 TEST(Authority, OnlyReadsAreNotChanges) {
-  const std::set<std::string> reads = {"status", "why",      "nodes",   "logs",
-                                       "events", "token ls", "user ls", "actors"};
+  const std::set<std::string> reads = {"status",   "why",     "nodes",  "logs",    "events",
+                                       "token ls", "user ls", "actors", "topology"};
   for (const ClientRequestBody& body : OneOfEach<ClientRequestBody>()) {
     EXPECT_EQ(RuleOf(body).changes, !reads.contains(std::string(RuleOf(body).name))) << RuleOf(body).name;
   }

@@ -43,6 +43,9 @@ struct ClientWhy {
 struct ClientNodes {
   bool operator==(const ClientNodes&) const = default;
 };
+struct ClientTopology {
+  bool operator==(const ClientTopology&) const = default;
+};
 struct ClientLogs {
   JobId job;
   std::optional<uint64_t> generation;  // nullopt: newest
@@ -170,7 +173,7 @@ using ClientRequestBody =
     std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes, ClientLogs, ClientExec,
                  ClientEvents, ClientShutdown, ClientJoinToken, ClientTokens, ClientRevokeToken,
                  ClientAddUser, ClientUsers, ClientRevokeUser, ClientRevokeNode, ClientBackup,
-                 ClientDrainNode, ClientStack, ClientScale, ClientConsole, ClientActors>;
+                 ClientDrainNode, ClientStack, ClientScale, ClientConsole, ClientActors, ClientTopology>;
 
 struct ClientRequest {
   std::string id;           // 128-bit, hex, made by the client

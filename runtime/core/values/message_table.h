@@ -90,7 +90,8 @@ struct RequestRule {
   X(ClientStack, Stack, STACK, "stack", true, kAll, kOwn, kNone)                            \
   X(ClientScale, Scale, SCALE, "scale", true, kAll, kOwn, kNone)                            \
   X(ClientConsole, Console, CONSOLE, "console", true, kAll, kOwn, kNone)                    \
-  X(ClientActors, Actors, ACTORS, "actors", false, kAll, kOwn, kAll)
+  X(ClientActors, Actors, ACTORS, "actors", false, kAll, kOwn, kAll)                        \
+  X(ClientTopology, Topology, TOPOLOGY, "topology", false, kAll, kAll, kAll)
 
 // The lines by type. There is none for a type that is not in the table, so asking for one does not compile.
 template <typename M>

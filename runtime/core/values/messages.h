@@ -33,12 +33,22 @@ struct GpuInfo {
   bool operator==(const GpuInfo&) const = default;
 };
 
+// A hardware thread.
+struct CpuInfo {
+  int id = 0;     // of the operating system
+  int numa = -1;  // -1: unknown
+  bool operator==(const CpuInfo&) const = default;
+};
+
 struct Inventory {
   int cpus = 0;  // hardware threads this agent may use
   int cores = 0;
   int numa_nodes = 0;
   uint64_t memory_bytes = 0;
   std::vector<GpuInfo> gpus;
+  // Neighbours (threads of a core, cores of a NUMA node) one after the other; a rank's place has indices of
+  // it. Empty, as agents before 0.7 say it: ids are 0 to cpus - 1.
+  std::vector<CpuInfo> cpu_infos;
   bool operator==(const Inventory&) const = default;
 };
 

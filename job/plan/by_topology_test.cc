@@ -1,0 +1,348 @@
+#include "job/plan/by_topology.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "base/rng.h"
+#include "topology/import.h"
+
+namespace gtrain::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+NodeView Node(const std::string& name, int cpus, int gpus = 0) {
+  NodeView node;
+  node.id = NodeId(name);
+  node.hostname = name;
+  node.cpus = node.cpus_free = cpus;
+  node.memory_bytes = node.memory_free_bytes = uint64_t{64} << 30;
+  for (int g = 0; g < gpus; ++g) {
+    node.gpu_models.push_back("H100");
+    node.gpus_free.push_back(g);
+  }
+  return node;
+}
+
+Demand Ranks(int count) {
+  Demand demand;
+  demand.min = demand.max = count;
+  return demand;
+}
+
+std::vector<spec::MeshAxis> MeshAxes(int dp, int tp) { return {{"dp", dp}, {"tp", tp}}; }
+
+topology::Topology Racks(const std::string& rows) {
+  return topology::ImportPaths(rows, "racks", topology::ShapeOfOneSlot()).value();
+}
+
+// Hosts whose names alternate between two racks.
+topology::Topology Alternating() { return Racks("a /r1\nb /r2\nc /r1\nd /r2\n"); }
+
+Placement Both(const std::vector<NodeView>& nodes, const Demand& demand, const topology::Topology& topology,
+               const std::vector<spec::MeshAxis>& axes, const std::vector<RankSlot>& before = {}) {
+  return ByTopology(nodes, demand, Place(nodes, demand), topology, axes, before);
+}
+
+std::vector<std::string> NodesOf(const Placement& placement) {
+  std::vector<std::string> nodes;
+  for (const RankSlot& slot : placement.ranks) nodes.push_back(slot.node.value);
+  return nodes;
+}
+
+TEST(ByTopologyTest, TensorParallelRanksShareARack) {
+  const std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("d", 1)};
+  const Placement placement = Both(nodes, Ranks(4), Alternating(), MeshAxes(2, 2));
+  ASSERT_TRUE(placement.placed);
+  const std::vector<std::string> on = NodesOf(placement);
+  const std::set<std::string> first = {on[0], on[1]}, second = {on[2], on[3]};
+  const std::set<std::string> r1 = {"a", "c"}, r2 = {"b", "d"};
+  EXPECT_TRUE((first == r1 && second == r2) || (first == r2 && second == r1))
+      << on[0] << on[1] << on[2] << on[3];
+  EXPECT_THAT(placement.reason, HasSubstr("4 ranks of mesh {dp: 2, tp: 2} by the topology: 1 on a, 1 on b"));
+  EXPECT_THAT(placement.reason, HasSubstr("; packed "));
+  EXPECT_THAT(Both({Node("a", 4), Node("b", 1)}, Ranks(2), Alternating(), MeshAxes(1, 2)).reason,
+              HasSubstr("2 ranks packed: 2 on a"))
+      << "no link is involved";
+  EXPECT_THAT(placement.warnings, IsEmpty());
+  for (const RankSlot& slot : placement.ranks) EXPECT_EQ(slot.local_rank, 0);
+  EXPECT_EQ(placement.nodes.size(), 4u);
+  EXPECT_EQ(placement.nodes[0], placement.ranks[0].node) << "GROUP_RANK follows the ranks";
+}
+
+TEST(ByTopologyTest, NodesOfOneRackAreChosen) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1),
+                                 Node("d", 1), Node("e", 1), Node("f", 1)};
+  const topology::Topology topology = Racks("a /r1\nb /r2\nc /r1\nd /r2\ne /r1\nf /r2\n");
+  nodes[0].cpus_free = 0;  // so the first rack has two places
+  EXPECT_THAT(NodesOf(Both(nodes, Ranks(3), topology, {})), UnorderedElementsAre("b", "d", "f"));
+  EXPECT_THAT(NodesOf(Both(nodes, Ranks(2), topology, {})), UnorderedElementsAre("c", "e"))
+      << "the rack that has just enough";
+}
+
+TEST(ByTopologyTest, WholeNodesAreChosenByRackToo) {
+  std::vector<NodeView> nodes = {Node("a", 4), Node("b", 4), Node("c", 4),
+                                 Node("d", 4), Node("e", 4), Node("f", 4)};
+  const topology::Topology topology = Racks("a /r1\nb /r2\nc /r2\nd /r1\ne /r2\nf /r1\n");
+  Demand demand = Ranks(6);
+  demand.ranks_per_node = 2;
+  const Placement placement = Both(nodes, demand, topology, MeshAxes(3, 2));
+  std::map<std::string, int> count;
+  for (const std::string& node : NodesOf(placement)) ++count[node];
+  EXPECT_EQ(count.size(), 3u);
+  for (const auto& [node, ranks] : count) EXPECT_EQ(ranks, 2) << node;
+  EXPECT_EQ(count.contains("a"), count.contains("d"));
+  EXPECT_EQ(count.contains("a"), count.contains("f"));
+  EXPECT_EQ(placement.ranks[0].node, placement.ranks[1].node) << "a tp pair is on one machine";
+  Demand by_nodes = Ranks(3);
+  by_nodes.count_nodes = true;
+  const std::vector<std::string> on = NodesOf(Both(nodes, by_nodes, topology, {}));
+  const std::set<std::string> set(on.begin(), on.end());
+  EXPECT_TRUE(set == (std::set<std::string>{"a", "d", "f"}) || set == (std::set<std::string>{"b", "c", "e"}));
+}
+
+topology::Topology PairsOfNvlink() {
+  topology::Topology topology;
+  topology::Shape shape;
+  shape.name = "pairs";
+  shape.gpus.resize(4);
+  shape.nvlink = {{{0, 2}, 200, 1}, {{1, 3}, 200, 1}};
+  topology.shapes = {shape};
+  topology.machines = {{"a", 0, {}, {}, ""}};
+  return topology;
+}
+
+TEST(ByTopologyTest, RanksOfAPairShareNvlink) {
+  const Placement placement = Both({Node("a", 16, 4)}, Ranks(4), PairsOfNvlink(), MeshAxes(2, 2));
+  ASSERT_EQ(placement.ranks.size(), 4u);
+  std::set<std::set<int>> pairs;
+  for (const int first : {0, 2}) {
+    pairs.insert({placement.ranks[first].gpus.at(0), placement.ranks[first + 1].gpus.at(0)});
+  }
+  EXPECT_EQ(pairs, (std::set<std::set<int>>{{0, 2}, {1, 3}}));
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(placement.ranks[rank].local_rank, rank);
+}
+
+TEST(ByTopologyTest, WhatAnAgentFoundCountsMoreThanTheFile) {
+  NodeView node = Node("a", 16, 3);  // the file says four GPUs
+  const Placement placement = Both({node}, Ranks(3), PairsOfNvlink(), {});
+  std::set<int> gpus;
+  for (const RankSlot& slot : placement.ranks) gpus.insert(slot.gpus.at(0));
+  EXPECT_EQ(gpus, (std::set<int>{0, 1, 2}));
+  node = Node("a", 16, 4);
+  node.gpus_free = {1, 3};
+  const Placement rest = Both({node}, Ranks(2), PairsOfNvlink(), {});
+  EXPECT_EQ(rest.ranks[0].gpus.at(0) + rest.ranks[1].gpus.at(0), 4);
+  node.gpus_free = {0, 3};  // a rank with two GPUs has them in different islands, or none
+  Demand wide = Ranks(1);
+  wide.gpus = 2;
+  EXPECT_THAT(Both({node}, wide, PairsOfNvlink(), {}).ranks.at(0).gpus, ElementsAre(0, 3));
+}
+
+TEST(ByTopologyTest, ARankMayHaveMoreGpusThanAnIsland) {
+  topology::Topology topology = Racks("a /r1\nb /r2\nc /r1\n");
+  topology.shapes[0] = PairsOfNvlink().shapes[0];
+  Demand demand = Ranks(2);
+  demand.count_nodes = true;
+  demand.all_gpus = true;
+  demand.ranks_per_node = 1;
+  const Placement placement = Both({Node("a", 8, 4), Node("b", 8, 4), Node("c", 8, 4)}, demand, topology, {});
+  EXPECT_THAT(NodesOf(placement), UnorderedElementsAre("a", "c"));
+  for (const RankSlot& slot : placement.ranks) EXPECT_THAT(slot.gpus, UnorderedElementsAre(0, 1, 2, 3));
+}
+
+TEST(ByTopologyTest, OnlyRanksOfALostMachineMove) {
+  std::vector<NodeView> nodes = {Node("a", 4, 2), Node("b", 4, 2), Node("c", 4, 2), Node("d", 4, 2),
+                                 Node("e", 4, 2)};
+  const topology::Topology topology = Racks("a /r1\nb /r1\nc /r1\nd /r2\ne /r2\n");
+  const std::vector<spec::MeshAxis> axes = MeshAxes(2, 2);
+  // By name the spare after b would be the far d; c is free and near.
+  std::vector<RankSlot> before = {{0, 0, NodeId("a"), {}, {1}},
+                                  {1, 1, NodeId("a"), {}, {0}},
+                                  {2, 0, NodeId("b"), {}, {0}},
+                                  {3, 1, NodeId("b"), {}, {1}}};
+  Demand demand = Ranks(4);
+  for (const RankSlot& slot : before) demand.previous.push_back(slot.node);
+  nodes[1].unusable = "lost";
+  nodes.erase(nodes.begin() + 2);
+  nodes.push_back(Node("c", 4, 2));
+  nodes.back().id = NodeId("z");  // by its id it comes last
+  nodes.back().hostname = "c";
+  const Placement placement = Both(nodes, demand, topology, axes, before);
+  EXPECT_THAT(NodesOf(placement), ElementsAre("a", "a", "z", "z"));
+  EXPECT_THAT(placement.ranks[0].gpus, ElementsAre(1)) << "who stays keeps its GPU";
+  EXPECT_THAT(placement.ranks[1].gpus, ElementsAre(0));
+  EXPECT_THAT(placement.reason, HasSubstr("2 ranks stay where they were"));
+}
+
+TEST(ByTopologyTest, NamesWithAndWithoutTheDomainAndStrangers) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("x", 1)};
+  nodes[0].hostname = "a.cluster.example";
+  const Placement placement = Both(nodes, Ranks(4), Racks("a /r1\nb /r1\nc /r1\n"), {});
+  ASSERT_TRUE(placement.placed);
+  EXPECT_THAT(placement.warnings,
+              ElementsAre("the topology does not have x: it counts as far from everything"));
+  EXPECT_THAT(NodesOf(Both(nodes, Ranks(3), Racks("a /r1\nb /r1\nc /r1\n"), {})),
+              UnorderedElementsAre("a", "b", "c"));
+  const Placement packed = Place(nodes, Ranks(4));
+  EXPECT_EQ(ByTopology(nodes, Ranks(4), packed, Racks("q /r1\n"), {}, {}).reason, packed.reason);
+}
+
+TEST(ByTopologyTest, ProcessesThatGoOnKeepTheirPlaces) {
+  const std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("d", 1)};
+  Demand demand = Ranks(4);
+  for (const char* name : {"a", "b", "c", "d"}) {
+    demand.previous.emplace_back(name);
+    demand.waiting[NodeId(name)].members = 1;
+  }
+  const Placement packed = Place(nodes, demand);
+  EXPECT_EQ(ByTopology(nodes, demand, packed, Alternating(), MeshAxes(2, 2), {}).ranks, packed.ranks);
+}
+
+TEST(ByTopologyTest, WhoComesUpBesideThoseThatGoOnIsNear) {
+  // The ranks were on a, c (rack 1), b, d (rack 2); d is lost. By its id the free a2, of rack 1, would come
+  // first.
+  std::vector<NodeView> nodes = {Node("a", 8, 2), Node("a2", 8, 2), Node("b", 8, 2), Node("c", 8, 2),
+                                 Node("e", 8, 2)};
+  const topology::Topology topology = Racks("a /r1\na2 /r1\nb /r2\nc /r1\nd /r2\ne /r2\n");
+  Demand demand = Ranks(8);
+  for (const char* name : {"a", "a", "c", "c", "b", "b", "d", "d"}) demand.previous.emplace_back(name);
+  for (const char* name : {"a", "b", "c"}) demand.waiting[NodeId(name)] = {2, 0, {1, 0}};
+  const Placement packed = Place(nodes, demand);
+  ASSERT_THAT(NodesOf(packed), ElementsAre("a", "a", "c", "c", "b", "b", "a2", "a2"));
+  const Placement placement = ByTopology(nodes, demand, packed, topology, MeshAxes(2, 4), {});
+  EXPECT_THAT(NodesOf(placement), ElementsAre("a", "a", "c", "c", "b", "b", "e", "e"));
+  for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(placement.ranks[rank].gpus, packed.ranks[rank].gpus) << rank;
+  demand.ranks_per_node = 2;  // whole nodes likewise
+  EXPECT_THAT(NodesOf(ByTopology(nodes, demand, Place(nodes, demand), topology, MeshAxes(2, 4), {})),
+              ElementsAre("a", "a", "c", "c", "b", "b", "e", "e"));
+}
+
+TEST(ByTopologyTest, SparesAreNearAndLast) {
+  const std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("d", 1), Node("e", 1)};
+  Demand demand = Ranks(3);
+  demand.spares = 2;
+  demand.max = 5;
+  demand.asked = 5;
+  const Placement placement = Both(nodes, demand, Racks("a /r1\nb /r2\nc /r1\nd /r2\ne /r1\n"), {});
+  const std::vector<std::string> on = NodesOf(placement);
+  ASSERT_EQ(on.size(), 5u);
+  EXPECT_THAT(std::vector<std::string>(on.begin(), on.begin() + 3), UnorderedElementsAre("a", "c", "e"));
+}
+
+TEST(ByTopologyTest, LabelsAreATopology) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("d", 1)};
+  EXPECT_THAT(TopologyOfLabels(nodes).machines, IsEmpty());
+  for (const int i : {0, 2}) nodes[i].labels["fabric"] = "/zone/rack-1";
+  for (const int i : {1, 3}) nodes[i].labels["fabric"] = "/zone/rack-2";
+  nodes.push_back(Node("e", 1));
+  nodes.back().labels["fabric"] = "no path # at all";
+  const topology::Topology topology = TopologyOfLabels(nodes);
+  EXPECT_EQ(topology.machines.size(), 4u);
+  EXPECT_THAT(NodesOf(Both(nodes, Ranks(2), topology, {})),
+              ::testing::AnyOf(UnorderedElementsAre("a", "c"), UnorderedElementsAre("b", "d")));
+}
+
+TEST(ByTopologyTest, ZonesAndRacksAreLabelsToo) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("d", 1)};
+  for (NodeView& node : nodes) node.labels["rack"] = "7";  // each zone counts its racks
+  for (const int i : {0, 3}) nodes[i].labels["zone"] = "east";
+  for (const int i : {1, 2}) nodes[i].labels["zone"] = "west";
+  const Placement placement = Both(nodes, Ranks(4), TopologyOfLabels(nodes), MeshAxes(2, 2));
+  const std::vector<std::string> on = NodesOf(placement);
+  EXPECT_EQ(nodes[on[0][0] - 'a'].labels["zone"], nodes[on[1][0] - 'a'].labels["zone"]) << on[0] << on[1];
+}
+
+// Whatever is free and whatever the file says: as many ranks as packed, each on GPUs that are free, no two on
+// one, no node above its room.
+TEST(ByTopologyTest, NoGpuTwiceProperty) {
+  Rng rng(7);
+  int placed = 0, other = 0, together = 0;
+  for (int round = 0; round < 500; ++round) {
+    std::vector<NodeView> nodes;
+    std::string rows;
+    const int count = 1 + static_cast<int>(rng.Below(12));
+    for (int n = 0; n < count; ++n) {
+      NodeView node =
+          Node(absl::StrCat("n", n), 1 + static_cast<int>(rng.Below(12)), static_cast<int>(rng.Below(9)));
+      std::erase_if(node.gpus_free, [&](int) { return rng.Below(4) == 0; });
+      if (rng.Below(8) != 0)
+        absl::StrAppend(&rows, node.id.value, " /z", rng.Below(2), "/r", rng.Below(3), "\n");
+      nodes.push_back(std::move(node));
+    }
+    if (rows.empty()) continue;
+    Demand demand;
+    demand.min = 1;
+    demand.unit = 1 + static_cast<int>(rng.Below(2));
+    demand.max = demand.unit * (1 + static_cast<int>(rng.Below(20)));
+    if (rng.Below(3) == 0) demand.gpus = static_cast<int>(rng.Below(4));
+    if (rng.Below(4) == 0) demand.cpus = 1 + static_cast<int>(rng.Below(3));
+    if (rng.Below(4) == 0) demand.ranks_per_node = demand.unit;
+    if (rng.Below(5) == 0) {
+      demand.count_nodes = true;
+      demand.unit = 1;
+    }
+    std::vector<RankSlot> before;
+    if (rng.Below(2) == 0) {
+      before = Place(Emptied(nodes), demand).ranks;
+      for (const RankSlot& slot : before) demand.previous.push_back(slot.node);
+    }
+    std::map<NodeId, std::vector<std::vector<int>>> waits;  // GPUs of those that go on
+    if (rng.Below(2) == 0) {
+      for (const RankSlot& slot : before) {
+        const NodeView& node = *std::ranges::find(nodes, slot.node, &NodeView::id);
+        const bool free = std::ranges::all_of(
+            slot.gpus, [&](int gpu) { return std::ranges::count(node.gpus_free, gpu) > 0; });
+        if (!free || rng.Below(3) == 0) continue;
+        Waiting& waiting = demand.waiting[slot.node];
+        ++waiting.members;
+        waiting.gpus.insert(waiting.gpus.end(), slot.gpus.begin(), slot.gpus.end());
+        waits[slot.node].push_back(slot.gpus);
+      }
+    }
+    const Placement packed = Place(nodes, demand);
+    const std::vector<spec::MeshAxis> axes = {{"dp", std::nullopt}, {"tp", demand.unit}};
+    const Placement out = ByTopology(nodes, demand, packed, Racks(rows), axes, before);
+    ASSERT_EQ(out.placed, packed.placed);
+    ASSERT_EQ(out.ranks.size(), packed.ranks.size());
+    placed += out.placed ? 1 : 0;
+    other += out.reason != packed.reason ? 1 : 0;
+    std::map<NodeId, std::set<int>> gpus, cpus;
+    std::map<NodeId, int> ranks;
+    for (const RankSlot& slot : out.ranks) {
+      const NodeView& node = *std::ranges::find(nodes, slot.node, &NodeView::id);
+      EXPECT_EQ(slot.local_rank, ranks[slot.node]++);
+      for (const int gpu : slot.gpus) {
+        EXPECT_EQ(std::ranges::count(node.gpus_free, gpu), 1) << "round " << round;
+        EXPECT_TRUE(gpus[slot.node].insert(gpu).second) << "round " << round;
+      }
+      for (const int cpu : slot.cpus) EXPECT_TRUE(cpus[slot.node].insert(cpu).second);
+    }
+    for (const auto& [id, processes] : waits) {
+      int of_packed = 0;
+      for (const RankSlot& slot : packed.ranks) of_packed += slot.node == id ? 1 : 0;
+      EXPECT_GE(ranks.contains(id) ? ranks[id] : 0, std::min(of_packed, static_cast<int>(processes.size())))
+          << "round " << round;
+      together += out.reason != packed.reason ? 1 : 0;
+    }
+    for (const NodeVerdict& verdict : packed.verdicts) {
+      const auto there = ranks.find(verdict.node);
+      EXPECT_LE(there == ranks.end() ? 0 : there->second, verdict.room) << "round " << round;
+    }
+    const std::set<NodeId> groups(out.nodes.begin(), out.nodes.end());
+    EXPECT_EQ(groups.size(), ranks.size());
+  }
+  EXPECT_GT(placed, 200);
+  EXPECT_GT(other, 200);
+  EXPECT_GT(together, 50) << "of those with processes that go on";
+}
+
+}  // namespace
+}  // namespace gtrain::plan

@@ -1,0 +1,158 @@
+#include "job/plan/room.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/units.h"
+
+namespace gtrain::plan {
+namespace {
+
+bool WantedModel(const std::string& model, const Demand& demand) {
+  if (demand.gpu_types.empty()) return true;
+  const std::string lower = absl::AsciiStrToLower(model);
+  return std::any_of(demand.gpu_types.begin(), demand.gpu_types.end(), [&](const std::string& type) {
+    return absl::StrContains(lower, absl::AsciiStrToLower(type));
+  });
+}
+
+// Why the node is no candidate at all, and what would make it one; empty when it is one.
+struct Exclusion {
+  std::string why, remedy;
+};
+
+Exclusion Excluded(const NodeView& node, const Demand& demand) {
+  if (!node.unusable.empty())
+    return {node.unusable,
+            "that is over (`gtrain nodes`; `gtrain node undrain` takes a drain back), or another node joins"};
+  for (const std::string& name : demand.exclude) {
+    if (name == node.hostname || name == node.id.value)
+      return {"excluded by where.exclude", "where.exclude without it, or another node"};
+  }
+  for (const auto& [key, value] : demand.labels) {
+    const auto it = node.labels.find(key);
+    if (it != node.labels.end() && it->second == value) continue;
+    return {it == node.labels.end() ? absl::StrCat("has no label ", key, " (wanted ", value, ")")
+                                    : absl::StrCat("label ", key, " is ", it->second, ", wanted ", value),
+            absl::StrCat("a node with the label ", key, "=", value,
+                         " (gtrain agent --label), or where.labels without it")};
+  }
+  return {};
+}
+
+int GpusPerRank(const NodeView& node, int wanted_models, const Demand& demand) {
+  if (demand.all_gpus) return wanted_models;
+  if (demand.gpus) return *demand.gpus;
+  return node.gpu_models.empty() || wanted_models == 0 ? 0 : 1;
+}
+
+// Lowers `room` to what one resource allows and names that resource if it is now the scarcest.
+void Limit(int allowed, const std::string& what, int& room, std::string& limit) {
+  if (allowed < room) {
+    room = allowed;
+    limit = what;
+  }
+}
+
+int NumaOf(const std::vector<int>& numa, int index) {
+  return index < static_cast<int>(numa.size()) ? numa[index] : -1;
+}
+
+// `count` CPUs that no rank is bound to: of the NUMA node of the first GPU while there are some, else all of
+// one node where one has enough, the one with the fewest; what is left over comes in their order.
+std::vector<int> TakeCpus(const NodeView& node, const std::vector<int>& gpus, size_t count,
+                          std::set<int>& bound) {
+  std::map<int, std::vector<int>> free;  // by NUMA node
+  for (int cpu = 0; cpu < node.cpus; ++cpu) {
+    if (!bound.contains(cpu)) free[NumaOf(node.cpu_numa, cpu)].push_back(cpu);
+  }
+  std::vector<int> order;
+  const int wanted = gpus.empty() ? -1 : NumaOf(node.gpu_numa, gpus[0]);
+  const std::vector<int>* first = nullptr;
+  for (const auto& [numa, cpus] : free) {
+    if (wanted >= 0 ? numa == wanted
+                    : cpus.size() >= count && (first == nullptr || cpus.size() < first->size()))
+      first = &cpus;
+  }
+  if (first != nullptr) order = *first;
+  for (const auto& [numa, cpus] : free) {
+    if (&cpus != first) order.insert(order.end(), cpus.begin(), cpus.end());
+  }
+  order.resize(std::min(order.size(), count));
+  std::ranges::sort(order);
+  bound.insert(order.begin(), order.end());
+  return order;
+}
+
+}  // namespace
+
+NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
+  const Exclusion excluded = Excluded(node, demand);
+  NodeVerdict verdict{node.id, node.hostname, 0, excluded.why, excluded.remedy};
+  out.view = &node;
+  if (!verdict.limit.empty()) return verdict;
+  int wanted_models = 0;
+  for (const std::string& model : node.gpu_models) wanted_models += WantedModel(model, demand) ? 1 : 0;
+  for (const int gpu : node.gpus_free) {
+    if (WantedModel(node.gpu_models.at(gpu), demand)) out.gpus.push_back(gpu);
+  }
+  out.gpus_per_rank = GpusPerRank(node, wanted_models, demand);
+  if (!demand.gpu_types.empty() && wanted_models == 0) {
+    verdict.limit = absl::StrCat("no GPU of type ", absl::StrJoin(demand.gpu_types, " or "));
+    verdict.remedy = "a node with such a GPU, or another resources.gpu_type";
+    return verdict;
+  }
+  int room = kUnlimited;
+  if (!demand.oversubscribe_cpus) {
+    Limit(node.cpus_free / std::max(1, demand.cpus.value_or(1)),
+          absl::StrCat("cpus: ", node.cpus_free, " of ", node.cpus, " free"), room, verdict.limit);
+  }
+  if (demand.memory_bytes > 0) {
+    Limit(static_cast<int>(std::min<uint64_t>(node.memory_free_bytes / demand.memory_bytes, kUnlimited)),
+          absl::StrCat("memory: ", PrintBytes(node.memory_free_bytes), " of ", PrintBytes(node.memory_bytes),
+                       " free"),
+          room, verdict.limit);
+  }
+  if (out.gpus_per_rank > 0) {
+    Limit(static_cast<int>(out.gpus.size()) / out.gpus_per_rank,
+          absl::StrCat("gpus: ", out.gpus.size(), " of ", wanted_models, " free"), room, verdict.limit);
+  }
+  int exact = demand.ranks_per_node.value_or(0);
+  if (!demand.ranks_per_node && demand.count_nodes) exact = demand.all_gpus ? 1 : std::max(1, wanted_models);
+  if (exact > 0) {
+    if (room < exact) {
+      verdict.limit = absl::StrCat(verdict.limit, ", room for ", room, " of ", exact, " ranks a node");
+      room = 0;
+    } else {
+      room = exact;
+      verdict.limit.clear();
+    }
+  }
+  verdict.room = out.room = room;
+  return verdict;
+}
+
+void FillSlots(const std::vector<Candidate>& candidates, const std::vector<size_t>& candidate_of,
+               const std::vector<std::vector<int>>& gpus, const Demand& demand, Placement& out) {
+  std::vector<int> local(candidates.size(), 0);
+  std::vector<std::set<int>> bound;
+  for (const Candidate& c : candidates) bound.push_back(c.view->cpus_bound);
+  for (size_t rank = 0; rank < candidate_of.size(); ++rank) {
+    const size_t i = candidate_of[rank];
+    const NodeView& node = *candidates[i].view;
+    RankSlot slot{static_cast<int>(rank), local[i]++, node.id, {}, gpus[rank]};
+    if (demand.cpus && !demand.oversubscribe_cpus)
+      slot.cpus = TakeCpus(node, slot.gpus, static_cast<size_t>(*demand.cpus), bound[i]);
+    if (slot.local_rank == 0) out.nodes.push_back(node.id);
+    out.ranks.push_back(std::move(slot));
+  }
+}
+
+}  // namespace gtrain::plan

@@ -1,0 +1,91 @@
+// Grants that follow the topology of the cluster.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "runtime/core/head/head_test_world.h"
+#include "topology/import.h"
+
+namespace gtrain::core {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class TopologyGrantTest : public HeadTestWorld {
+ protected:
+  // The machines of the file are host-1 to host-6; those with odd numbers share a rack.
+  void StartHead(
+      const std::string& rows = "host-1 /r1\nhost-2 /r2\nhost-3 /r1\nhost-4 /r2\nhost-5 /r1\nhost-6 /r2\n") {
+    config_.topology = std::make_shared<const topology::Topology>(
+        topology::ImportPaths(rows, "racks", topology::ShapeOfOneSlot()).value());
+    Boot();
+  }
+  std::vector<std::string> PlacesOf(const JobId& job) {
+    std::vector<std::string> nodes;
+    const JobRecord record = Stored(job);
+    for (const RankPlace& place : record.grant->ranks) nodes.push_back(place.node.value);
+    return nodes;
+  }
+  static bool OneRack(const std::string& a, const std::string& b) { return (a[0] - b[0]) % 2 == 0; }
+};
+
+TEST_F(TopologyGrantTest, ATensorParallelPairIsInOneRack) {
+  StartHead();
+  for (const char* node : {"1", "2", "3", "4"}) Hello(node);
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  const std::vector<std::string> on = PlacesOf(job);
+  ASSERT_EQ(on.size(), 4u);
+  EXPECT_TRUE(OneRack(on[0], on[1])) << on[0] << " " << on[1];
+  EXPECT_TRUE(OneRack(on[2], on[3])) << on[2] << " " << on[3];
+  const nlohmann::json why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
+  EXPECT_THAT(why.at("placement").get<std::string>(),
+              HasSubstr("4 ranks of mesh {dp: 2, tp: 2} by the topology"));
+}
+
+TEST_F(TopologyGrantTest, AfterALossOnlyTheLostRankMovesToItsRack) {
+  StartHead();
+  for (const char* node : {"1", "2", "3", "4"}) Hello(node);
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  StartRanks(job);
+  std::vector<std::string> before = PlacesOf(job);
+  Hello("5");
+  Hello("6");
+  const size_t lost = 1;
+  std::vector<std::string> alive = {"1", "2", "3", "4", "5", "6"};
+  std::erase(alive, before[lost]);
+  Pass(absl::Seconds(11), alive);  // it is dead, and the others are told to end their ranks
+  for (const std::string& node : alive) FromNode(node, GenerationGone{job, {1}});
+  Pass(absl::Seconds(5), alive);
+  const std::vector<std::string> after = PlacesOf(job);
+  ASSERT_EQ(after.size(), 4u);
+  for (size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(after[rank] == before[rank], rank != lost) << rank;
+  }
+  EXPECT_TRUE(OneRack(after[lost], before[lost])) << after[lost] << " instead of " << before[lost];
+}
+
+TEST_F(TopologyGrantTest, WithoutAFilePlacementIsPackedAndTheHeadSaysSo) {
+  for (const char* node : {"1", "2", "3", "4"}) Hello(node);
+  EXPECT_THAT(FromClient(ClientTopology{}).json, HasSubstr("\"source\":\"none\""));
+  EXPECT_THAT(PlacesOf(Submit("train 4 4 one-per-node in-twos")), ElementsAre("1", "2", "3", "4"));
+}
+
+TEST_F(TopologyGrantTest, TheHeadSaysWhatItFollows) {
+  StartHead();
+  const nlohmann::json answer = nlohmann::json::parse(FromClient(ClientTopology{}, "", Role::kReadOnly).json);
+  EXPECT_EQ(answer.at("source"), "file");
+  EXPECT_THAT(answer.at("topology").dump(), HasSubstr("host-"));
+}
+
+TEST_F(TopologyGrantTest, AStrangerIsNamedInAWarning) {
+  StartHead("host-1 /r1\nhost-2 /r2\n");
+  for (const char* node : {"1", "2", "3"}) Hello(node);
+  const JobId job = Submit("train 3 3 one-per-node");
+  EXPECT_THAT(Events(job, "warning"), ElementsAre(HasSubstr("the topology does not have host-3")));
+}
+
+}  // namespace
+}  // namespace gtrain::core
