@@ -455,6 +455,22 @@ std::string Reason(const topology::Plan& plan, const Mesh& mesh, size_t kept, co
   return text;
 }
 
+// `stay`: processes that go on, by rank; empty where none does.
+Placement Filled(const Seats& seats, const std::vector<Candidate>& candidates, const Demand& demand,
+                 const Placement& packed, const Mesh& mesh, const Arranged& arranged,
+                 const std::vector<RankSlot>& stay) {
+  Placement out;
+  out.placed = true;
+  out.verdicts = packed.verdicts;
+  out.warnings = packed.warnings;
+  std::vector<size_t> candidate_of;
+  for (const int32_t slot : arranged.slots) candidate_of.push_back(seats.CandidateOf(slot));
+  FillSlots(candidates, candidate_of, GpusOf(seats, candidates, arranged.slots, stay), demand, out);
+  out.reason = Reason(arranged.plan, mesh, arranged.kept, PlacesText(candidates, candidate_of));
+  WarnOfStrangers(seats, candidates.size(), out);
+  return out;
+}
+
 }  // namespace
 
 Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks) {
@@ -507,18 +523,10 @@ Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, P
   if (!arranged) return packed;
   RejectPacked(seats, candidates, packed, mesh, arranged->plan);
 
-  Placement out;
-  out.placed = true;
-  out.verdicts = packed.verdicts;
-  out.warnings = packed.warnings;
-  std::vector<size_t> candidate_of;
-  for (const int32_t slot : arranged->slots) candidate_of.push_back(seats.CandidateOf(slot));
-  FillSlots(candidates, candidate_of,
-            GpusOf(seats, candidates, arranged->slots, go_on ? stay : std::vector<RankSlot>()), demand, out);
-  if (packed.nodes.size() == 1 && out.ranks == packed.ranks) return packed;  // no link is involved
-  out.reason = Reason(arranged->plan, mesh, arranged->kept, PlacesText(candidates, candidate_of));
-  WarnOfStrangers(seats, candidates.size(), out);
-  return out;
+  if (!go_on) stay.clear();
+  const Placement out = Filled(seats, candidates, demand, packed, mesh, *arranged, stay);
+  const bool no_link = packed.nodes.size() == 1 && out.ranks == packed.ranks;
+  return no_link ? packed : out;
 }
 
 }  // namespace gtrain::plan

@@ -3,8 +3,8 @@
 //
 // Place() says whether there is room, and for how many ranks: a topology moves no job to the front of a
 // queue. This comes after it, once a grant. Of a job that ran before, ranks stay where they were where that
-// is still free, and only the others get a new place, the one that adds least; jobs whose processes go on
-// keep what Place() found for them.
+// is still free, and only the others get a new place, the one that adds least. Processes
+// that go on in place keep their nodes and GPUs, and who comes up beside them is placed likewise.
 //
 // O(ranks x axes x levels of the fabric), on the caller's thread; `bench_placement` has the milliseconds.
 #pragma once
