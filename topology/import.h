@@ -5,6 +5,7 @@
 // source has lines.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -26,9 +27,18 @@ absl::StatusOr<Topology> ImportSlurm(absl::string_view text, absl::string_view f
 absl::StatusOr<Topology> ImportIbnetdiscover(absl::string_view text, absl::string_view filename,
                                              const Shape& shape);
 
-// Lines "HOST /zone/rack", the widest first: rack labels, or what a cloud says in another form. '#' begins a
-// comment.
+// Lines "HOSTS /zone/rack", a hostlist and the widest place first: rack labels, or what a cloud says in
+// another form. '#' begins a comment.
 absl::StatusOr<Topology> ImportPaths(absl::string_view text, absl::string_view filename, const Shape& shape);
+
+// A machine and what it hangs on, the widest first. Switches get the name of their whole path.
+struct Located {
+  std::string host;
+  std::vector<std::string> path;
+  int line = 0;  // of the source; 0: it has none
+};
+absl::StatusOr<Topology> TopologyOfPaths(const std::vector<Located>& machines, absl::string_view filename,
+                                         const Shape& shape);
 
 // JSON of `aws ec2 describe-instance-topology`: InstanceId and NetworkNodes, the widest first.
 absl::StatusOr<Topology> ImportAws(absl::string_view text, absl::string_view filename, const Shape& shape);

@@ -9,6 +9,7 @@
 #include "base/json_text.h"
 #include "base/status_macros.h"
 #include "topology/builder.h"
+#include "topology/hostlist.h"
 #include "topology/import.h"
 #include "topology/json_lines.h"
 
@@ -19,14 +20,24 @@ using nlohmann::json;
 
 constexpr size_t kPathMax = 8;  // levels
 
-struct Located {
-  std::string host;
-  std::vector<std::string> path;  // the widest first
-};
+absl::StatusOr<json> Parse(absl::string_view text, absl::string_view filename) {
+  try {
+    return json::parse(text.begin(), text.end());
+  } catch (const json::parse_error& e) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(filename, ":", LineOf(text, e.byte == 0 ? 0 : e.byte - 1), ": this is no JSON"));
+  }
+}
+
+std::vector<std::string> Segments(absl::string_view path) {
+  return absl::StrSplit(path, '/', absl::SkipEmpty());
+}
+
+}  // namespace
 
 // A switch a place of the path. Its name is the whole path: racks of two zones may share a name.
-absl::StatusOr<Topology> FromPaths(const std::vector<Located>& machines, absl::string_view filename,
-                                   const Shape& shape) {
+absl::StatusOr<Topology> TopologyOfPaths(const std::vector<Located>& machines, absl::string_view filename,
+                                         const Shape& shape) {
   Topology out;
   out.shapes = {shape};
   Builder builder(out);
@@ -34,7 +45,9 @@ absl::StatusOr<Topology> FromPaths(const std::vector<Located>& machines, absl::s
     const size_t before = out.machines.size();
     const int index = builder.Machine(machine.host);
     if (out.machines.size() == before)
-      return absl::InvalidArgumentError(absl::StrCat(filename, ": ", machine.host, " is there twice"));
+      return absl::InvalidArgumentError(absl::StrCat(filename,
+                                                     machine.line > 0 ? absl::StrCat(":", machine.line) : "",
+                                                     ": ", machine.host, " is there twice"));
     int above = -1;
     for (size_t depth = 1; depth <= machine.path.size(); ++depth) {
       const std::string name =
@@ -52,21 +65,6 @@ absl::StatusOr<Topology> FromPaths(const std::vector<Located>& machines, absl::s
   return out;
 }
 
-absl::StatusOr<json> Parse(absl::string_view text, absl::string_view filename) {
-  try {
-    return json::parse(text.begin(), text.end());
-  } catch (const json::parse_error& e) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(filename, ":", LineOf(text, e.byte == 0 ? 0 : e.byte - 1), ": this is no JSON"));
-  }
-}
-
-std::vector<std::string> Segments(absl::string_view path) {
-  return absl::StrSplit(path, '/', absl::SkipEmpty());
-}
-
-}  // namespace
-
 absl::StatusOr<Topology> ImportPaths(absl::string_view text, absl::string_view filename, const Shape& shape) {
   std::vector<Located> machines;
   int number = 0;
@@ -76,14 +74,16 @@ absl::StatusOr<Topology> ImportPaths(absl::string_view text, absl::string_view f
     const std::vector<absl::string_view> words =
         absl::StrSplit(row, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty()) continue;
-    Located machine;
-    if (words.size() == 2) machine = {std::string(words[0]), Segments(words[1])};
-    if (machine.path.empty() || machine.path.size() > kPathMax)
+    const std::vector<std::string> path = words.size() == 2 ? Segments(words[1]) : std::vector<std::string>();
+    if (path.empty() || path.size() > kPathMax)
       return absl::InvalidArgumentError(absl::StrCat(
-          filename, ":", number, ": must be HOST /zone/rack, with 1 to 8 places, the widest first"));
-    machines.push_back(std::move(machine));
+          filename, ":", number, ": must be HOSTS /zone/rack, with 1 to 8 places, the widest first"));
+    const absl::StatusOr<std::vector<std::string>> hosts = ParseHostlist(words[0]);
+    if (!hosts.ok())
+      return absl::InvalidArgumentError(absl::StrCat(filename, ":", number, ": ", hosts.status().message()));
+    for (const std::string& host : *hosts) machines.push_back({host, path, number});
   }
-  return FromPaths(machines, filename, shape);
+  return TopologyOfPaths(machines, filename, shape);
 }
 
 absl::StatusOr<Topology> ImportAws(absl::string_view text, absl::string_view filename, const Shape& shape) {
@@ -104,7 +104,7 @@ absl::StatusOr<Topology> ImportAws(absl::string_view text, absl::string_view fil
           absl::StrCat(filename, ": instance ", machines.size(), " has no InstanceId or no NetworkNodes"));
     machines.push_back(std::move(machine));
   }
-  return FromPaths(machines, filename, shape);
+  return TopologyOfPaths(machines, filename, shape);
 }
 
 absl::StatusOr<Topology> ImportGcp(absl::string_view text, absl::string_view filename, const Shape& shape) {
@@ -126,7 +126,7 @@ absl::StatusOr<Topology> ImportGcp(absl::string_view text, absl::string_view fil
     machine.path.resize(2);
     machines.push_back(std::move(machine));
   }
-  return FromPaths(machines, filename, shape);
+  return TopologyOfPaths(machines, filename, shape);
 }
 
 }  // namespace gtrain::topology

@@ -1,4 +1,5 @@
 #include <map>
+#include <set>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -54,7 +55,8 @@ absl::Status Take(const Line& line, Builder& builder) {
   const std::string name = value(is_block ? "blockname" : "switchname");
   if (name.empty()) {
     // BlockSizes says how jobs are packed, and newer versions have further lines of their own.
-    return absl::OkStatus();
+    if (!line.values.contains("nodes") && !line.values.contains("switches")) return absl::OkStatus();
+    return absl::InvalidArgumentError("Nodes= or Switches= without SwitchName= or BlockName=");
   }
   const int sw = builder.Switch(name, is_block ? SwitchKind::kNvlink : SwitchKind::kFabric);
   const std::string nodes = value("nodes"), switches = value("switches");
@@ -87,6 +89,17 @@ absl::StatusOr<Topology> ImportSlurm(absl::string_view text, absl::string_view f
   for (const Line& line : lines) {
     if (const absl::Status taken = Take(line, builder); !taken.ok())
       return absl::InvalidArgumentError(absl::StrCat(filename, ":", line.number, ": ", taken.message()));
+  }
+  std::set<std::string> defined;
+  for (const Line& line : lines) {
+    for (const char* key : {"switchname", "blockname"}) {
+      if (const auto it = line.values.find(key); it != line.values.end()) defined.insert(it->second);
+    }
+  }
+  for (const Switch& sw : out.switches) {
+    if (!defined.contains(sw.name))
+      return absl::InvalidArgumentError(
+          absl::StrCat(filename, ": ", sw.name, " is named in Switches= and has no SwitchName= line"));
   }
   if (out.machines.empty())
     return absl::InvalidArgumentError(

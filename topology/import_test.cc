@@ -41,6 +41,15 @@ TEST(ImportTest, WrongLinesOfSlurmAreNamed) {
       "t.conf:2: hostlist \"tux[0-\": a [ without a ]");
   EXPECT_EQ(Shown(ImportSlurm("hello\n", "t.conf", ShapeOfOneSlot())),
             "t.conf:1: \"hello\" is not KEY=VALUE");
+  EXPECT_EQ(Shown(ImportSlurm("SwitchName=a Nodes=x\nSwitchNme=b Nodes=y\n", "t.conf", ShapeOfOneSlot())),
+            "t.conf:2: Nodes= or Switches= without SwitchName= or BlockName=");
+  EXPECT_EQ(
+      Shown(ImportSlurm("SwitchName=a Nodes=x\nSwitchName=s Switches=[a-b]\n", "t.conf", ShapeOfOneSlot()))
+          .substr(0, 6),
+      "t.conf");
+  EXPECT_EQ(
+      Shown(ImportSlurm("SwitchName=a Nodes=x\nSwitchName=s Switches=a,b\n", "t.conf", ShapeOfOneSlot())),
+      "t.conf: b is named in Switches= and has no SwitchName= line");
   EXPECT_EQ(Shown(ImportSlurm("SwitchName=s0\n", "t.conf", ShapeOfOneSlot())),
             "t.conf:1: s0 has neither Nodes= nor Switches=");
   EXPECT_THAT(Shown(ImportSlurm("", "t.conf", ShapeOfOneSlot())), HasSubstr("no SwitchName="));
@@ -108,6 +117,9 @@ TEST(ImportTest, RacksAsPaths) {
   const std::string text = Shown(topology);
   EXPECT_THAT(text, HasSubstr("3 machines, 4 switches, 5 links"));
   EXPECT_THAT(text, HasSubstr("switch east/rack1\n  from a[1-2]: unknown GB/s each\n  up to east"));
+  EXPECT_EQ(ImportPaths("a[1-3] /x\nb /y\n", "racks.txt", ShapeOfOneSlot())->machines.size(), 4u);
+  EXPECT_EQ(Shown(ImportPaths("a /x\nb /x\na /y\n", "racks.txt", ShapeOfOneSlot())),
+            "racks.txt:3: a is there twice");
   EXPECT_THAT(Shown(ImportPaths("a1\n", "racks.txt", ShapeOfOneSlot())),
               HasSubstr("racks.txt:1: must be HOST"));
 }

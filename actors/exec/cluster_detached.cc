@@ -192,6 +192,8 @@ void Cluster::OnOffered(uint64_t number, const CallerId& keeper, const absl::Sta
     members = there_;
     const auto it = detached_.find(number);
     ended = it == detached_.end();
+    // What ends because this process closes is lost with it: its new owner makes it anew.
+    if (ended && closing_) return;
     if (!ended && it->second.offered != keeper) return;  // somebody else has been asked since
     if (!ended) it->second.offered.reset();
     // Another one keeps the names meanwhile, or none could be asked: who does now is.

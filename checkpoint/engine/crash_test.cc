@@ -362,7 +362,7 @@ struct Chore {
 
 TEST_P(CrashTest, GcRmPinAndCp_C1) {
   const FakeJob job{.world_size = 1};
-  Directory from;
+  FolderStorage from;
   ASSERT_TRUE(SaveStep(job, &from, 7, {.rows = kTwoParts}).ok());
   const auto source = from.Open();
   const auto quiet = [](uint64_t, uint64_t) { return absl::OkStatus(); };
@@ -520,9 +520,9 @@ Kind KindOf(const char* name) {
 }
 std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 INSTANTIATE_TEST_SUITE_P(Stores, CrashTest,
-                         testing::Values(KindOf<Directory>("Directory"), KindOf<Bucket>("S3")), &NameOf);
+                         testing::Values(KindOf<FolderStorage>("Directory"), KindOf<Bucket>("S3")), &NameOf);
 INSTANTIATE_TEST_SUITE_P(Stores, SaveCrashTest,
-                         testing::Values(KindOf<Directory>("Directory"), KindOf<Bucket>("S3")), &NameOf);
+                         testing::Values(KindOf<FolderStorage>("Directory"), KindOf<Bucket>("S3")), &NameOf);
 INSTANTIATE_TEST_SUITE_P(Stores, DamageTest, testing::Values(KindOf<Memory>("Memory"), KindOf<Bucket>("S3")),
                          &NameOf);
 

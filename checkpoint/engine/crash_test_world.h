@@ -112,9 +112,9 @@ class Storage {
   }
 };
 
-class Directory final : public Storage {
+class FolderStorage final : public Storage {
  public:
-  explicit Directory(std::string folder = TestFolder()) : folder_(std::move(folder)) {}
+  explicit FolderStorage(std::string folder = TestFolder()) : folder_(std::move(folder)) {}
   const std::string& folder() const { return folder_; }
   std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) override {
     const absl::Status error = life->error();

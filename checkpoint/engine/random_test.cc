@@ -489,7 +489,7 @@ class Case {
 
   const uint64_t seed_;
   Rng rng_;
-  Directory storage_;
+  FolderStorage storage_;
   std::map<std::string, int> counts_;
   std::vector<std::string> wrong_;
   uint64_t generation_ = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -9,9 +11,10 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "job/plan/room.h"
 #include "job/spec/mesh.h"
 #include "topology/import.h"
@@ -25,10 +28,14 @@ using topology::Mesh;
 using topology::Topology;
 
 constexpr int kUnknown = -1;
+constexpr size_t kPlacesMax = 8, kPlaceBytesMax = 64;  // of a label, and each of them
 
 // The machine of each candidate in `topology`.
 std::vector<int> MachinesOf(const std::vector<Candidate>& candidates, const Topology& topology) {
+  const auto short_of = [](absl::string_view name) { return name.substr(0, name.find('.')); };
   absl::flat_hash_map<absl::string_view, int> by_name;
+  for (size_t m = 0; m < topology.machines.size(); ++m)
+    by_name.try_emplace(short_of(topology.machines[m].name), static_cast<int>(m));
   for (size_t m = 0; m < topology.machines.size(); ++m)
     by_name[topology.machines[m].name] = static_cast<int>(m);
   std::vector<int> machines;
@@ -36,7 +43,7 @@ std::vector<int> MachinesOf(const std::vector<Candidate>& candidates, const Topo
     const absl::string_view host = c.view->hostname;
     auto it = by_name.find(c.view->id.value);
     if (it == by_name.end()) it = by_name.find(host);
-    if (it == by_name.end()) it = by_name.find(host.substr(0, host.find('.')));
+    if (it == by_name.end()) it = by_name.find(short_of(host));
     machines.push_back(it == by_name.end() ? kUnknown : it->second);
   }
   return machines;
@@ -67,7 +74,8 @@ class Seats {
   }
 
   // False: nothing can be planned.
-  bool Compile() {
+  // `stay`: by rank; their GPUs come first where a node has more free ones than it takes ranks.
+  bool Compile(const std::vector<RankSlot>& stay) {
     for (int attempt = 0; attempt < 3; ++attempt) {
       absl::StatusOr<Fabric> fabric = topology::Compile(Sketch(), gpus_per_rank_);
       if (!fabric.ok()) {  // a rank has more GPUs than any island
@@ -75,7 +83,7 @@ class Seats {
         continue;
       }
       fabric_ = *std::move(fabric);
-      if (FillUsable()) return true;
+      if (FillUsable(stay)) return true;
     }
     return false;
   }
@@ -159,28 +167,51 @@ class Seats {
   }
 
   // False where islands have less room than the node as a whole: such a node becomes a plain one.
-  bool FillUsable() {
+  bool FillUsable(const std::vector<RankSlot>& stay) {
     usable_.clear();
+    std::map<NodeId, std::set<std::vector<int>>> had;
+    for (const RankSlot& slot : stay) had[slot.node].insert(slot.gpus);
     bool all = true;
     for (size_t i = 0; i < candidates_.size(); ++i) {
-      const Candidate& c = candidates_[i];
-      const std::set<int> free(c.gpus.begin(), c.gpus.end());
-      const auto [first, end] = fabric_.slots_of_machine[machine_of_[i]];
-      int found = 0;
-      for (int32_t slot = first; slot < end && found < c.room; ++slot) {
-        bool fits = true;
-        for (int g = 0; g < fabric_.gpus_per_slot && inside_[i] != Inside::kPlain; ++g)
-          fits = fits && free.contains(fabric_.gpus[static_cast<size_t>(slot) * fabric_.gpus_per_slot + g]);
-        if (!fits) continue;
-        usable_.push_back(slot);
-        ++found;
+      std::vector<int32_t> fitting = FittingSlots(i);
+      const size_t room = static_cast<size_t>(candidates_[i].room);
+      if (fitting.size() < room) {
+        inside_[i] = Inside::kPlain;
+        all = false;
+        continue;
       }
-      if (found == c.room) continue;
-      inside_[i] = Inside::kPlain;
-      all = false;
+      if (fitting.size() > room) Choose(room, had[candidates_[i].view->id], fitting);
+      usable_.insert(usable_.end(), fitting.begin(), fitting.end());
     }
     std::ranges::sort(usable_);
     return all;
+  }
+
+  std::vector<int32_t> FittingSlots(size_t i) const {
+    const std::set<int> free(candidates_[i].gpus.begin(), candidates_[i].gpus.end());
+    const auto [first, end] = fabric_.slots_of_machine[machine_of_[i]];
+    std::vector<int32_t> fitting;
+    for (int32_t slot = first; slot < end; ++slot) {
+      const std::vector<int> gpus = inside_[i] == Inside::kPlain ? std::vector<int>() : GpusOf(slot);
+      if (std::ranges::all_of(gpus, [&](int gpu) { return free.contains(gpu); })) fitting.push_back(slot);
+    }
+    return fitting;
+  }
+
+  // `room` of the slots of a node: those with these GPUs, then of the smallest island that has enough, else
+  // of the fullest ones.
+  void Choose(size_t room, const std::set<std::vector<int>>& had, std::vector<int32_t>& slots) const {
+    const auto island = [&](int32_t slot) { return fabric_.machine_level > 0 ? fabric_.domain[0][slot] : 0; };
+    std::map<int32_t, size_t> count;
+    for (const int32_t slot : slots) ++count[island(slot)];
+    const auto key = [&](int32_t slot) {
+      const bool known = HasGpus(slot) && had.contains(GpusOf(slot));
+      const auto there = static_cast<std::ptrdiff_t>(count[island(slot)]);
+      const bool enough = there >= static_cast<std::ptrdiff_t>(room);
+      return std::tuple(!known, !enough, enough ? there : -there, slot);
+    };
+    std::ranges::sort(slots, {}, key);
+    slots.resize(room);
   }
 
   const std::vector<Candidate>& candidates_;
@@ -196,13 +227,35 @@ class Seats {
 
 bool GivesWholeNodes(const Demand& demand) { return demand.count_nodes || demand.ranks_per_node; }
 
-// Slots for `mesh`: those that `kept` has, -1 for the others, which go where they add least.
+// What a planner may take on the loop of a head: some tenths of a second.
+constexpr int64_t kPlanWorkMax = 100'000, kRepairWorkMax = 5'000'000;
+
+// To how many others a rank talks.
+int64_t NeighboursOf(const Mesh& mesh) {
+  int64_t others = 0;
+  for (const topology::Axis& axis : mesh.axes)
+    others += axis.pattern == topology::Pattern::kAllToAll ? axis.size : std::min(axis.size, 2);
+  return std::max<int64_t>(1, others);
+}
+
+// Slots for `mesh`: those that `kept` has, -1 for the others, which go where they add least, those of one
+// machine together. Empty: there is no room, or it would take too long.
 std::vector<int32_t> Complete(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& usable,
-                              std::vector<int32_t> kept) {
+                              const std::vector<NodeId>& was_on, std::vector<int32_t> kept) {
   std::vector<int32_t> free;
   const std::set<int32_t> taken(kept.begin(), kept.end());
   std::ranges::copy_if(usable, std::back_inserter(free), [&](int32_t slot) { return !taken.contains(slot); });
-  const topology::Replacement moved = Replace(fabric, mesh, kept, free, {});
+  std::map<NodeId, std::vector<int>> lost;
+  int64_t count = 0;
+  for (size_t rank = 0; rank < kept.size(); ++rank) {
+    if (kept[rank] >= 0) continue;
+    lost[rank < was_on.size() ? was_on[rank] : NodeId()].push_back(static_cast<int>(rank));
+    ++count;
+  }
+  if (count * static_cast<int64_t>(free.size()) * NeighboursOf(mesh) > kRepairWorkMax) return {};
+  std::vector<std::vector<int>> groups;
+  for (auto& [node, ranks] : lost) groups.push_back(std::move(ranks));
+  const topology::Replacement moved = ReplaceGroups(fabric, mesh, kept, free, groups);
   if (!moved.done) return {};
   for (const topology::Move& move : moved.moves) kept[move.rank] = move.to;
   return kept;
@@ -234,65 +287,87 @@ std::vector<int32_t> Kept(const Seats& seats, const std::vector<Candidate>& cand
   return kept;
 }
 
-// Where nodes are given whole, which of them: as many as packed, near each other, those that had ranks first.
-std::set<size_t> ChooseNodes(const Seats& seats, const std::vector<Candidate>& candidates,
-                             const Placement& packed, const Mesh& mesh, const std::vector<int32_t>& usable,
-                             const std::vector<RankSlot>& stay) {
-  std::map<NodeId, size_t> index;
-  for (size_t i = 0; i < candidates.size(); ++i) index[candidates[i].view->id] = i;
-  std::set<size_t> as_packed;
-  for (const NodeId& node : packed.nodes) as_packed.insert(index.at(node));
-  const int room = candidates[*as_packed.begin()].room;
-  const auto alike = [&](size_t i) { return candidates[i].room == room; };
-  if (!std::ranges::all_of(as_packed, alike)) return as_packed;
-  std::vector<int32_t> of_alike;
-  std::map<size_t, int32_t> first;  // slot of each node
-  for (const int32_t slot : usable) {
-    const size_t i = seats.CandidateOf(slot);
-    if (!alike(i)) continue;
-    of_alike.push_back(slot);
-    first.emplace(i, slot);
+// As many nodes as packing takes, near each other: those of the smallest domain in which so many have room
+// for all ranks; of several such domains the one with the least room. Speeds that nobody knows decide nothing
+// here, so a job is on no more machines than it needs.
+std::set<size_t> ChooseNodes(const Seats& seats, const std::vector<Candidate>& candidates, size_t count,
+                             int64_t ranks) {
+  const Fabric& fabric = seats.fabric();
+  std::vector<int32_t> first(candidates.size(), -1);  // slot of each node
+  for (const int32_t slot : seats.usable()) {
+    int32_t& of_node = first[seats.CandidateOf(slot)];
+    if (of_node < 0) of_node = slot;
   }
-  const auto nodes_of = [&](const std::vector<int32_t>& slots) {
-    std::set<size_t> nodes;
-    for (const int32_t slot : slots) nodes.insert(seats.CandidateOf(slot));
-    return nodes;
-  };
-  std::vector<int32_t> kept = Kept(seats, candidates, of_alike, stay, mesh.ranks());
-  if (std::ranges::count(kept, -1) < mesh.ranks()) {
-    const std::set<size_t> whole = nodes_of(Complete(seats.fabric(), mesh, of_alike, std::move(kept)));
-    return whole.size() == as_packed.size() ? whole : as_packed;
+  for (size_t level = fabric.machine_level; level < fabric.levels.size(); ++level) {
+    std::map<int32_t, std::vector<std::pair<int, size_t>>> domains;  // room, and candidate
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (first[i] >= 0) domains[fabric.domain[level][first[i]]].emplace_back(-candidates[i].room, i);
+    }
+    int64_t least = std::numeric_limits<int64_t>::max();
+    std::set<size_t> chosen;
+    for (auto& [domain, nodes] : domains) {
+      if (nodes.size() < count) continue;
+      std::ranges::sort(nodes);
+      int64_t room = 0, most = 0;
+      for (size_t i = 0; i < nodes.size(); ++i) (i < count - 1 ? most : room) -= nodes[i].first;
+      const int64_t whole = most + room;
+      // The last is the smallest that is enough.
+      size_t last = nodes.size();
+      while (last > count - 1 && most - nodes[last - 1].first < ranks) --last;
+      if (last < count || whole >= least) continue;
+      least = whole;
+      chosen = {nodes[last - 1].second};
+      for (size_t i = 0; i + 1 < count; ++i) chosen.insert(nodes[i].second);
+    }
+    if (!chosen.empty()) return chosen;
   }
-  std::vector<int32_t> firsts;
-  for (const auto& [i, slot] : first) firsts.push_back(slot);
-  std::ranges::sort(firsts);
-  const Mesh nodes{{topology::AxisNamed(spec::kDataAxis, static_cast<int>(as_packed.size()))}};
-  return nodes_of(PlanOn(seats.fabric(), nodes, firsts, 0).slot_of_rank);
+  return {};
 }
 
-std::vector<int32_t> OfChosenNodes(const Seats& seats, const std::vector<Candidate>& candidates,
-                                   const Placement& packed, const Mesh& mesh,
-                                   const std::vector<RankSlot>& stay) {
+// The slots of nodes that a placement may have: of a job that is new, those of the nodes that are chosen;
+// where ranks stay, all.
+std::vector<int32_t> UsableFor(const Seats& seats, const std::vector<Candidate>& candidates,
+                               const Placement& packed, const std::vector<int32_t>& kept) {
   std::vector<int32_t> usable = seats.usable();
-  const std::set<size_t> chosen = ChooseNodes(seats, candidates, packed, mesh, usable, stay);
+  if (std::ranges::count(kept, -1) < std::ssize(kept)) return usable;
+  const std::set<size_t> chosen =
+      ChooseNodes(seats, candidates, packed.nodes.size(), std::ssize(packed.ranks));
   std::erase_if(usable, [&](int32_t slot) { return !chosen.contains(seats.CandidateOf(slot)); });
   return usable;
 }
 
+// Whether the nodes of the slots are as many as packing takes, and whole where they are given so.
+bool MayHaveNodes(const Seats& seats, const std::vector<Candidate>& candidates, const Demand& demand,
+                  const Placement& packed, const std::vector<int32_t>& slots) {
+  std::map<size_t, int> given;
+  for (const int32_t slot : slots) ++given[seats.CandidateOf(slot)];
+  if (!GivesWholeNodes(demand)) return given.size() <= packed.nodes.size();
+  const auto whole = [&](const std::pair<const size_t, int>& node) {
+    return node.second == candidates[node.first].room;
+  };
+  return given.size() == packed.nodes.size() && std::ranges::all_of(given, whole);
+}
+
 bool HasPlace(const RankSlot& slot) { return !slot.node.value.empty(); }
 
-// The ranks of `packed`; those that are to be started have no node. Of each node as many go on as wait there,
-// those first that had their number there.
+// The ranks of `packed`; those that are to be started have no node. On each node as many go on as wait there,
+// each with its GPUs, those first that had their number there.
 std::vector<RankSlot> WhoGoesOn(const Placement& packed, const Demand& demand) {
   std::map<NodeId, int> left;
-  for (const auto& [node, waiting] : demand.waiting) left[node] = waiting.members + waiting.others;
+  std::map<NodeId, std::set<int>> gpus;
+  for (const auto& [node, waiting] : demand.waiting) {
+    left[node] = waiting.members + waiting.others;
+    gpus[node].insert(waiting.gpus.begin(), waiting.gpus.end());
+  }
   std::vector<bool> goes_on(packed.ranks.size(), false);
   for (const bool same_number : {true, false}) {
     for (size_t rank = 0; rank < packed.ranks.size(); ++rank) {
-      const NodeId& node = packed.ranks[rank].node;
-      const bool had = rank < demand.previous.size() && demand.previous[rank] == node;
-      const auto there = left.find(node);
+      const RankSlot& slot = packed.ranks[rank];
+      const bool had = rank < demand.previous.size() && demand.previous[rank] == slot.node;
+      const auto there = left.find(slot.node);
       if (goes_on[rank] || (same_number && !had) || there == left.end() || there->second == 0) continue;
+      const std::set<int>& of_node = gpus[slot.node];
+      if (!std::ranges::all_of(slot.gpus, [&](int gpu) { return of_node.contains(gpu); })) continue;
       --there->second;
       goes_on[rank] = true;
     }
@@ -331,34 +406,42 @@ bool AllHaveTheirs(const Seats& seats, const std::vector<Candidate>& candidates,
   return true;
 }
 
-// The GPUs of each rank: those of who goes on, of the slot, or else the first that nobody has.
+// The GPUs of each rank: those of the slot, those that it has or had there, or else the first that nobody
+// has.
 std::vector<std::vector<int>> GpusOf(const Seats& seats, const std::vector<Candidate>& candidates,
                                      const std::vector<int32_t>& slots, const std::vector<RankSlot>& stay) {
   std::vector<std::vector<int>> gpus(slots.size());
-  std::vector<std::set<int>> taken(candidates.size());
+  std::vector<std::set<int>> left;
+  for (const Candidate& c : candidates) left.emplace_back(c.gpus.begin(), c.gpus.end());
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     const size_t i = seats.CandidateOf(slots[rank]);
-    if (rank < stay.size() && HasPlace(stay[rank])) {
-      gpus[rank] = stay[rank].gpus;
-    } else if (seats.HasGpus(slots[rank])) {
-      gpus[rank] = seats.GpusOf(slots[rank]);
-    }
-    taken[i].insert(gpus[rank].begin(), gpus[rank].end());
+    const bool stays = rank < stay.size() && stay[rank].node == candidates[i].view->id;
+    const std::vector<int> wanted = seats.HasGpus(slots[rank]) ? seats.GpusOf(slots[rank])
+                                    : stays                    ? stay[rank].gpus
+                                                               : std::vector<int>();
+    if (static_cast<int>(wanted.size()) != candidates[i].gpus_per_rank ||
+        !std::ranges::all_of(wanted, [&](int gpu) { return left[i].contains(gpu); }))
+      continue;
+    for (const int gpu : wanted) left[i].erase(gpu);
+    gpus[rank] = wanted;
   }
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     const size_t i = seats.CandidateOf(slots[rank]);
-    for (const int gpu : candidates[i].gpus) {
-      if (static_cast<int>(gpus[rank].size()) == candidates[i].gpus_per_rank) break;
-      if (taken[i].insert(gpu).second) gpus[rank].push_back(gpu);
-    }
+    while (static_cast<int>(gpus[rank].size()) < candidates[i].gpus_per_rank)
+      gpus[rank].push_back(left[i].extract(left[i].begin()).value());
   }
   return gpus;
 }
 
+// In the order of the ranks.
 std::string PlacesText(const std::vector<Candidate>& candidates, const std::vector<size_t>& candidate_of) {
-  std::map<size_t, int> given;
-  for (const size_t i : candidate_of) ++given[i];
-  const std::vector<std::pair<size_t, int>> on(given.begin(), given.end());
+  std::vector<std::pair<size_t, int>> on;
+  std::map<size_t, size_t> at;
+  for (const size_t i : candidate_of) {
+    const auto [it, first] = at.try_emplace(i, on.size());
+    if (first) on.emplace_back(i, 0);
+    ++on[it->second].second;
+  }
   return OfEach(on, ", ", [&](const std::pair<size_t, int>& node) {
     return absl::StrCat(node.second, " on ", candidates[node.first].view->hostname);
   });
@@ -373,7 +456,7 @@ struct Arranged {
 
 // `kept`: slots that stay, -1 for the others. nullopt: there is no room.
 std::optional<Arranged> Arrange(const Fabric& fabric, const Mesh& mesh, std::vector<int32_t> usable,
-                                std::vector<int32_t> kept) {
+                                const std::vector<NodeId>& was_on, std::vector<int32_t> kept) {
   std::vector<int32_t> spares(kept.begin() + mesh.ranks(), kept.end());
   kept.resize(static_cast<size_t>(mesh.ranks()));
   const std::set<int32_t> reserved(spares.begin(), spares.end());
@@ -383,7 +466,7 @@ std::optional<Arranged> Arrange(const Fabric& fabric, const Mesh& mesh, std::vec
   out.plan = PlanOn(fabric, mesh, usable, 0);
   out.slots = out.plan.slot_of_rank;
   if (out.kept > 0) {
-    out.slots = Complete(fabric, mesh, usable, std::move(kept));
+    out.slots = Complete(fabric, mesh, usable, was_on, std::move(kept));
     if (out.slots.empty()) return std::nullopt;
     out.plan.rejected = {{absl::StrCat(out.plan.policy, " from scratch"), out.plan.cost}};
     out.plan.cost = Evaluate(fabric, mesh, out.slots);
@@ -400,64 +483,73 @@ std::optional<Arranged> Arrange(const Fabric& fabric, const Mesh& mesh, std::vec
   return out;
 }
 
-// What packing would have cost.
-void RejectPacked(const Seats& seats, const std::vector<Candidate>& candidates, const Placement& packed,
-                  const Mesh& mesh, topology::Plan& plan) {
-  const std::vector<int32_t> slots = Kept(seats, candidates, seats.usable(), packed.ranks, mesh.ranks());
-  if (std::ranges::count(slots, -1) == 0)
-    plan.rejected.push_back({"packed", Evaluate(seats.fabric(), mesh, slots)});
+// The slots of `packed`, and what it costs; nullopt: it has no slots.
+std::optional<Arranged> AsPacked(const Seats& seats, const std::vector<Candidate>& candidates,
+                                 const Placement& packed, const Mesh& mesh) {
+  Arranged out;
+  out.slots = Kept(seats, candidates, seats.usable(), packed.ranks, mesh.ranks());
+  if (!AllHaveTheirs(seats, candidates, out.slots, packed.ranks)) return std::nullopt;
+  out.plan.cost = Evaluate(seats.fabric(), mesh, out.slots);
+  return out;
 }
 
 void WarnOfStrangers(const Seats& seats, size_t candidates, Placement& out) {
-  if (seats.known() == candidates) return;
-  out.warnings.push_back(absl::StrCat("the topology does not have ", seats.UnknownHosts(), ": ",
-                                      candidates - seats.known() == 1 ? "it counts" : "they count",
-                                      " as far from everything"));
+  const bool one = candidates - seats.known() == 1;
+  out.warnings.push_back(absl::StrCat(
+      "the topology does not have ", seats.UnknownHosts(), ": ",
+      seats.known() == 0 ? "ranks are packed"
+                         : absl::StrCat(one ? "it counts" : "they count", " as far from everything"),
+      "; correct the names in the file of `gtrain head --topology`, or start ",
+      one ? "its agent" : "their agents",
+      " with --label fabric=/spine/leaf (`gtrain topology show` has what is known)"));
 }
 
-// Where the node hangs, as its labels say; empty: they do not.
-std::string PathOf(const NodeView& node) {
+// Where the node hangs, as its labels say; empty: they do not, or no place can have such a name. Places begin
+// with a slash, so that none has the name of a machine.
+std::vector<std::string> PathOf(const NodeView& node) {
   const auto of = [&](const char* key) {
     const auto label = node.labels.find(key);
     return label == node.labels.end() ? std::string() : label->second;
   };
-  if (const std::string fabric = of(kFabricLabel); !fabric.empty()) return fabric;
-  std::string path;
-  for (const char* key : {"zone", "rack"}) {
-    if (const std::string place = of(key); !place.empty()) absl::StrAppend(&path, "/", place);
+  const std::string fabric = of(kFabricLabel);
+  std::vector<std::string> path = absl::StrSplit(fabric, '/', absl::SkipEmpty());
+  if (fabric.empty()) {
+    for (const char* key : {"zone", "rack"}) {
+      if (const std::string place = of(key); !place.empty()) path.push_back(place);
+    }
   }
+  const auto wrong = [](const std::string& place) {
+    return place.size() > kPlaceBytesMax || !std::ranges::all_of(place, [](char c) {
+             return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '/' && c != '[' && c != ']' &&
+                    c != ',';
+           });
+  };
+  if (path.empty() || path.size() > kPlacesMax || std::ranges::any_of(path, wrong)) return {};
+  path[0].insert(0, "/");
   return path;
 }
 
-std::string Milliseconds(double seconds) { return absl::StrFormat("%.3g ms", seconds * 1e3); }
-
-std::string MeshText(const Mesh& mesh) {
-  const auto axis = [](std::string* out, const topology::Axis& a) {
-    absl::StrAppend(out, a.name, ": ", a.size);
-  };
-  return absl::StrCat("{", absl::StrJoin(mesh.axes, ", ", axis), "}");
-}
-
-// As much as a step spends on the wires when nothing overlaps, beside what no placement beats and what was
+// The time that a step spends on the wires when nothing overlaps, beside what no placement beats and what was
 // rejected.
-std::string Reason(const topology::Plan& plan, const Mesh& mesh, size_t kept, const std::string& where) {
-  std::string text =
-      absl::StrCat(mesh.ranks(), mesh.ranks() == 1 ? " rank" : " ranks", " of mesh ", MeshText(mesh),
-                   " by the topology: ", where, "; a step communicates ", Milliseconds(plan.cost.seconds),
-                   " (predicted; no placement less than ", Milliseconds(plan.bound.seconds), ")");
+std::string Reason(const topology::Plan& plan, const Mesh& mesh, bool has_mesh, size_t kept,
+                   const std::string& where) {
+  std::string text = absl::StrCat(mesh.ranks(), mesh.ranks() == 1 ? " rank" : " ranks",
+                                  has_mesh ? absl::StrCat(" of mesh ", topology::PrintMesh(mesh)) : "",
+                                  " by the topology: ", where);
   if (kept > 0)
-    absl::StrAppend(&text, "; ", kept,
-                    kept == 1 ? " rank stays where it was" : " ranks stay where they were");
+    absl::StrAppend(&text, "; ", kept, kept == 1 ? " stays where it was" : " stay where they were");
+  absl::StrAppend(&text, "; a step communicates ", topology::PrintSeconds(plan.cost.seconds),
+                  ", predicted; no placement needs less than ", topology::PrintSeconds(plan.bound.seconds));
   for (const topology::Candidate& c : plan.rejected) {
     if (std::abs(c.cost.seconds - plan.cost.seconds) > 1e-3 * plan.cost.seconds)
-      absl::StrAppend(&text, "; ", c.policy, " ", Milliseconds(c.cost.seconds));
+      absl::StrAppend(&text, ", ", c.policy, " ", topology::PrintSeconds(c.cost.seconds));
   }
   return text;
 }
 
 // `stay`: processes that go on, by rank; empty where none does.
 Placement Filled(const Seats& seats, const std::vector<Candidate>& candidates, const Demand& demand,
-                 const Placement& packed, const Mesh& mesh, const Arranged& arranged,
+                 const Placement& packed, const Mesh& mesh, bool has_mesh, const Arranged& arranged,
                  const std::vector<RankSlot>& stay) {
   Placement out;
   out.placed = true;
@@ -466,9 +558,26 @@ Placement Filled(const Seats& seats, const std::vector<Candidate>& candidates, c
   std::vector<size_t> candidate_of;
   for (const int32_t slot : arranged.slots) candidate_of.push_back(seats.CandidateOf(slot));
   FillSlots(candidates, candidate_of, GpusOf(seats, candidates, arranged.slots, stay), demand, out);
-  out.reason = Reason(arranged.plan, mesh, arranged.kept, PlacesText(candidates, candidate_of));
-  WarnOfStrangers(seats, candidates.size(), out);
+  out.reason = Reason(arranged.plan, mesh, has_mesh, arranged.kept, PlacesText(candidates, candidate_of));
   return out;
+}
+
+// The one of the two that communicates less, as far as it is on no more nodes than packing takes.
+Placement Better(const Seats& seats, const std::vector<Candidate>& candidates, const Demand& demand,
+                 Placement packed, const Mesh& mesh, bool has_mesh, Arranged arranged,
+                 const std::vector<RankSlot>& stay) {
+  std::optional<Arranged> as_packed = AsPacked(seats, candidates, packed, mesh);
+  const bool may = MayHaveNodes(seats, candidates, demand, packed, arranged.slots);
+  if (may && (!as_packed || as_packed->plan.cost.seconds > arranged.plan.cost.seconds * (1 + 1e-9))) {
+    if (as_packed) arranged.plan.rejected.push_back({"packed", as_packed->plan.cost});
+    return Filled(seats, candidates, demand, packed, mesh, has_mesh, arranged, stay);
+  }
+  if (packed.nodes.size() == 1 || !as_packed) return packed;
+  as_packed->plan.bound = arranged.plan.bound;
+  std::vector<size_t> candidate_of;
+  for (const int32_t slot : as_packed->slots) candidate_of.push_back(seats.CandidateOf(slot));
+  packed.reason = Reason(as_packed->plan, mesh, has_mesh, 0, PlacesText(candidates, candidate_of));
+  return packed;
 }
 
 }  // namespace
@@ -485,16 +594,22 @@ Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks) {
 }
 
 Topology TopologyOfLabels(const std::vector<NodeView>& nodes) {
-  std::string rows;
+  const topology::Shape shape = topology::ShapeOfOneSlot();
+  std::map<std::string, int> agents;  // of each machine
+  for (const NodeView& node : nodes) ++agents[node.hostname];
+  std::vector<topology::Located> located;
   for (const NodeView& node : nodes) {
-    const std::string path = PathOf(node);
-    if (path.empty()) continue;
-    const std::string row = absl::StrCat(node.id.value, " ", path, "\n");
-    // Each alone first: what one node says amiss is not to lose the others.
-    if (topology::ImportPaths(row, kFabricLabel, topology::ShapeOfOneSlot()).ok())
-      absl::StrAppend(&rows, row);
+    topology::Located one{agents[node.hostname] == 1 ? node.hostname : node.id.value, PathOf(node)};
+    if (one.path.empty()) continue;
+    // Each alone first: agents say their labels and names themselves, and one is not to lose the others.
+    for (const std::string& name : {one.host, node.id.value}) {
+      one.host = name;
+      if (!topology::TopologyOfPaths({one}, kFabricLabel, shape).ok()) continue;
+      located.push_back(one);
+      break;
+    }
   }
-  absl::StatusOr<Topology> topology = topology::ImportPaths(rows, kFabricLabel, topology::ShapeOfOneSlot());
+  absl::StatusOr<Topology> topology = topology::TopologyOfPaths(located, kFabricLabel, shape);
   return topology.ok() ? *std::move(topology) : Topology();
 }
 
@@ -507,26 +622,22 @@ Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, P
   if (go_on && std::ranges::all_of(stay, HasPlace)) return packed;
   const std::vector<Candidate> candidates = CandidatesOf(nodes, demand);
   Seats seats(candidates, topology);
-  if (seats.known() == 0 || !seats.Compile()) return packed;
-  const int64_t world = static_cast<int64_t>(packed.ranks.size());
+  if (seats.known() < candidates.size()) WarnOfStrangers(seats, candidates.size(), packed);
+  if (seats.known() == 0 || !seats.Compile(stay)) return packed;
+  const int64_t world = std::ssize(packed.ranks);
   const int64_t spares = demand.count_nodes ? 0 : std::max<int64_t>(0, world - (demand.max - demand.spares));
   const Mesh mesh = MeshOf(axes, world - spares);
-  if (mesh.ranks() != world - spares) return packed;
+  if (mesh.ranks() != world - spares || world * NeighboursOf(mesh) > kPlanWorkMax) return packed;
   // Who waits beside the ranks keeps a place only if it goes on.
   if (!go_on) stay.resize(std::min(stay.size(), static_cast<size_t>(mesh.ranks())));
-  const std::vector<int32_t> usable =
-      GivesWholeNodes(demand) ? OfChosenNodes(seats, candidates, packed, mesh, stay) : seats.usable();
-  if (static_cast<int64_t>(usable.size()) < world) return packed;
-  std::vector<int32_t> kept = Kept(seats, candidates, usable, stay, world);
+  std::vector<int32_t> kept = Kept(seats, candidates, seats.usable(), stay, world);
   if (go_on && !AllHaveTheirs(seats, candidates, kept, stay)) return packed;
-  std::optional<Arranged> arranged = Arrange(seats.fabric(), mesh, usable, std::move(kept));
+  const std::vector<int32_t> usable = UsableFor(seats, candidates, packed, kept);
+  if (std::ssize(usable) < world) return packed;
+  std::optional<Arranged> arranged = Arrange(seats.fabric(), mesh, usable, demand.previous, std::move(kept));
   if (!arranged) return packed;
-  RejectPacked(seats, candidates, packed, mesh, arranged->plan);
-
-  if (!go_on) stay.clear();
-  const Placement out = Filled(seats, candidates, demand, packed, mesh, *arranged, stay);
-  const bool no_link = packed.nodes.size() == 1 && out.ranks == packed.ranks;
-  return no_link ? packed : out;
+  return Better(seats, candidates, demand, std::move(packed), mesh, !axes.empty(), *std::move(arranged),
+                stay);
 }
 
 }  // namespace gtrain::plan

@@ -8,8 +8,10 @@
 #include "job/plan/place.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,14 +24,22 @@
 namespace gtrain::plan {
 namespace {
 
-// A process goes on only with the GPUs that it has, so these are given first; in their order, because a rank
-// keeps its number only with its GPUs.
-void ChooseGpus(Candidate& c) {
+// A process goes on only with the GPUs that it has, so these are given first, those of members before others;
+// then those that ranks had there before.
+void ChooseGpus(const Demand& demand, Candidate& c) {
+  std::vector<int> order = c.waiting.gpus;
+  for (size_t rank = 0; rank < demand.previous_gpus.size(); ++rank) {
+    const std::vector<int>& gpus = demand.previous_gpus[rank];
+    if (demand.previous[rank] == c.view->id) order.insert(order.end(), gpus.begin(), gpus.end());
+  }
+  order.insert(order.end(), c.gpus.begin(), c.gpus.end());
+  const std::set<int> free(c.gpus.begin(), c.gpus.end());
   const size_t wanted = static_cast<size_t>(c.given) * static_cast<size_t>(c.gpus_per_rank);
-  const auto held = [&](int gpu) { return std::ranges::count(c.waiting.gpus, gpu) > 0; };
-  std::stable_partition(c.gpus.begin(), c.gpus.end(), held);  // that of ranges does not compile with clang 14
-  c.gpus.resize(std::min(wanted, c.gpus.size()));
-  std::ranges::sort(c.gpus);
+  std::set<int> chosen;
+  for (const int gpu : order) {
+    if (chosen.size() < wanted && free.contains(gpu)) chosen.insert(gpu);
+  }
+  c.gpus.assign(chosen.begin(), chosen.end());
 }
 
 // Order in which nodes are asked: those where members wait, those of the last generation, then (if one alone
@@ -101,14 +111,39 @@ std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const 
   return node_of;
 }
 
-// Those of each rank: a node's go to its ranks in their order.
+// Those of each rank: what it had there before, what a process that waits there has, or else the next ones of
+// the node.
 std::vector<std::vector<int>> GpusOf(const std::vector<Candidate>& candidates,
-                                     const std::vector<size_t>& node_of) {
-  std::vector<std::vector<int>> gpus;
-  std::vector<size_t> next(candidates.size(), 0);
-  for (const size_t i : node_of) {
-    std::vector<int>& of_rank = gpus.emplace_back();
-    for (int g = 0; g < candidates[i].gpus_per_rank; ++g) of_rank.push_back(candidates[i].gpus[next[i]++]);
+                                     const std::vector<size_t>& node_of, const Demand& demand) {
+  std::vector<std::vector<int>> gpus(node_of.size());
+  std::vector<std::set<int>> left;
+  for (const Candidate& c : candidates) left.emplace_back(c.gpus.begin(), c.gpus.end());
+  const auto take = [&](size_t rank, const std::vector<int>& wanted) {
+    std::set<int>& there = left[node_of[rank]];
+    const bool fits = !wanted.empty() && gpus[rank].empty() &&
+                      static_cast<int>(wanted.size()) == candidates[node_of[rank]].gpus_per_rank &&
+                      std::ranges::all_of(wanted, [&](int gpu) { return there.contains(gpu); });
+    if (!fits) return;
+    for (const int gpu : wanted) there.erase(gpu);
+    gpus[rank] = wanted;
+  };
+  for (size_t rank = 0; rank < std::min(node_of.size(), demand.previous_gpus.size()); ++rank) {
+    if (demand.previous[rank] == candidates[node_of[rank]].view->id) take(rank, demand.previous_gpus[rank]);
+  }
+  for (size_t rank = 0; rank < node_of.size(); ++rank) {
+    const Candidate& c = candidates[node_of[rank]];
+    const size_t each = static_cast<size_t>(c.gpus_per_rank);
+    for (size_t at = 0; each > 1 && at + each <= c.waiting.gpus.size(); at += each) {
+      const auto begin = c.waiting.gpus.begin() + static_cast<std::ptrdiff_t>(at);
+      take(rank, {begin, begin + c.gpus_per_rank});
+    }
+  }
+  for (size_t rank = 0; rank < node_of.size(); ++rank) {
+    std::set<int>& there = left[node_of[rank]];
+    const auto last =
+        std::next(there.begin(), gpus[rank].empty() ? candidates[node_of[rank]].gpus_per_rank : 0);
+    gpus[rank].insert(gpus[rank].end(), there.begin(), last);
+    there.erase(there.begin(), last);
   }
   return gpus;
 }
@@ -173,7 +208,7 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   SortByPreference(candidates, demand.max);
   const int world = Give(candidates, demand);
   std::erase_if(candidates, [](const Candidate& c) { return c.given == 0; });
-  for (Candidate& c : candidates) ChooseGpus(c);
+  for (Candidate& c : candidates) ChooseGpus(demand, c);
   const int got = demand.count_nodes ? static_cast<int>(candidates.size()) : world;
   if (got < demand.min || world == 0 || world % demand.unit != 0) {
     out.reason = WhyNot(out, demand, got);
@@ -182,7 +217,7 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.view->id < b.view->id; });
   const std::vector<size_t> node_of = Number(candidates, world, demand);
-  FillSlots(candidates, node_of, GpusOf(candidates, node_of), demand, out);
+  FillSlots(candidates, node_of, GpusOf(candidates, node_of, demand), demand, out);
   Warn(candidates, demand, out);
   out.placed = true;
   const auto given = [](const Candidate& c) { return absl::StrCat(c.given, " on ", c.view->hostname); };

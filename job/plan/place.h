@@ -58,7 +58,8 @@ struct Demand {
   int asked = 0;                     // by a person while the job ran, of min to max; 0: nobody did
   int spares = 0;                    // of max: what waits beside the ranks, so that words do not call it one
   bool oversubscribe_cpus = false;
-  std::vector<NodeId> previous;       // index = rank of the last generation
+  std::vector<NodeId> previous;                 // index = rank of the last generation
+  std::vector<std::vector<int>> previous_gpus;  // of each; may be shorter
   std::map<NodeId, Waiting> waiting;  // they go on where there is room, before what is left is packed
 };
 

@@ -252,6 +252,23 @@ TEST(Place, ExplicitCpusAreBoundToFreeThreads) {
   EXPECT_THAT(p.ranks[1].cpus, ElementsAre(4, 5));
 }
 
+TEST(Place, ProcessesThatGoOnKeepTheirGpus) {
+  Demand demand = Ranks(3, 3);
+  demand.gpus = 2;
+  const NodeView node = Node("a", 16, 8);
+  demand.previous = {NodeId("a"), NodeId("a"), NodeId("a")};
+  demand.previous_gpus = {{0, 2}, {1, 3}, {5, 4}};
+  demand.waiting[NodeId("a")] = {2, 0, {1, 3, 5, 4}};  // rank 0 is lost
+  const Placement p = Place({node}, demand);
+  EXPECT_THAT(p.ranks[0].gpus, ElementsAre(0, 2));
+  EXPECT_THAT(p.ranks[1].gpus, ElementsAre(1, 3));
+  EXPECT_THAT(p.ranks[2].gpus, ElementsAre(5, 4));
+  demand.min = demand.max = 2;  // fewer ranks: those that wait go on, with what they have
+  const Placement fewer = Place({node}, demand);
+  EXPECT_THAT(fewer.ranks[1].gpus, ElementsAre(1, 3));
+  EXPECT_THAT(fewer.ranks[0].gpus, ElementsAre(5, 4));
+}
+
 TEST(Place, CpusAreOfTheNumaNodeOfTheGpu) {
   Demand demand = Ranks(4, 4);
   demand.cpus = 2;

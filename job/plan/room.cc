@@ -69,9 +69,10 @@ int NumaOf(const std::vector<int>& numa, int index) {
 // one node where one has enough, the one with the fewest; what is left over comes in their order.
 std::vector<int> TakeCpus(const NodeView& node, const std::vector<int>& gpus, size_t count,
                           std::set<int>& bound) {
-  std::map<int, std::vector<int>> free;  // by NUMA node
+  std::map<int, std::vector<int>> free;  // by NUMA node; what is not known, or not there at all, comes last
   for (int cpu = 0; cpu < node.cpus; ++cpu) {
-    if (!bound.contains(cpu)) free[NumaOf(node.cpu_numa, cpu)].push_back(cpu);
+    const int numa = NumaOf(node.cpu_numa, cpu);
+    if (!bound.contains(cpu)) free[numa < 0 ? kUnlimited : numa].push_back(cpu);
   }
   std::vector<int> order;
   const int wanted = gpus.empty() ? -1 : NumaOf(node.gpu_numa, gpus[0]);

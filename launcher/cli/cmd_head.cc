@@ -139,6 +139,8 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   }
   if (args.Has("topology")) {
     GT_ASSIGN_OR_RETURN(topology::Topology topology, ReadTopology(args.Get("topology")));
+    if (topology.machines.empty())
+      return absl::InvalidArgumentError(absl::StrCat(args.Get("topology"), " has no machines"));
     if (topology::PrintTopology(topology).size() > head::kTopologyTextMax)
       return absl::InvalidArgumentError(absl::StrCat(
           args.Get("topology"), " is too large for the answers of a head, ",
@@ -147,6 +149,9 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   }
   options.parse_job = spec::ParseCanonical;
   SetLogTag("head");
+  if (options.topology != nullptr)
+    LogInfo("ranks go by the topology of ", args.Get("topology"), ": ", options.topology->machines.size(),
+            " machines, ", options.topology->switches.size(), " switches");
   HideFromOtherProcesses();
   GT_RETURN_IF_ERROR(EnsureFileLimit(kDaemonFilesMin));
   GT_RETURN_IF_ERROR(EnsureProcessesLeft(kDaemonProcessesMin));
@@ -203,7 +208,10 @@ int RunHead(const Args& args) {
   const absl::StatusOr<std::string> dir = ClusterDir(args);
   if (!dir.ok()) return Report(dir.status());
   absl::Status status;
-  if (!args.words.empty()) {
+  if (args.Has("topology") && (!args.words.empty() || args.Has("init") || args.Has("token"))) {
+    status = absl::InvalidArgumentError(
+        "--topology is for the head that serves: give it to each start of gtrain head");
+  } else if (!args.words.empty()) {
     status = Rescue(args, *dir);
   } else if (args.Has("init")) {
     status = Init(args, *dir);

@@ -2,6 +2,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +16,7 @@
 #include "topology/detect/machine.h"
 #include "topology/import.h"
 #include "topology/json.h"
+#include "topology/place/plan.h"
 #include "topology/svg.h"
 
 namespace gtrain::cli {
@@ -33,7 +36,7 @@ constexpr Source kSources[] = {
     {"ib", topology::ImportIbnetdiscover, "what `ibnetdiscover` prints"},
     {"aws", topology::ImportAws, "what `aws ec2 describe-instance-topology` prints"},
     {"gcp", topology::ImportGcp, "what `gcloud compute instances list --format=json` prints"},
-    {"racks", topology::ImportPaths, "lines \"HOST /zone/rack\""},
+    {"racks", topology::ImportPaths, "lines \"HOSTS /zone/rack\""},
 };
 
 // One machine by this name.
@@ -96,20 +99,33 @@ absl::Status Show(const Args& args) {
   if (args.words.size() == 2 && args.Has("context"))
     return absl::InvalidArgumentError("topology show: a FILE or a --context, not both");
   Topology topology;
+  std::string from;
   if (args.words.size() == 2) {
     GT_ASSIGN_OR_RETURN(topology, ReadTopology(args.words[1]));
   } else {
     GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
-    GT_ASSIGN_OR_RETURN(topology, TopologyOfHead(cluster));
+    std::string source;
+    GT_ASSIGN_OR_RETURN(topology, TopologyOfHead(cluster, &source));
     if (topology.machines.empty())
       return absl::NotFoundError(
           absl::StrCat("the head of ", cluster.name(),
                        " follows no topology: start it with --topology FILE, or agents "
                        "with --label fabric=/zone/rack; until then ranks are packed"));
+    from = absl::StrCat("what the head of ", cluster.name(), " follows: ",
+                        source == "file" ? "the file that it was started with" : "the labels of its agents",
+                        "\n");
   }
+  std::error_code ignored;
+  if (args.words.size() == 2 && std::filesystem::equivalent(args.words[1], args.Get("svg"), ignored))
+    return absl::InvalidArgumentError(
+        absl::StrCat("--svg ", args.Get("svg"), " is the topology file itself"));
   if (args.Has("svg"))
     GT_RETURN_IF_ERROR(WriteFileDurable(args.Get("svg"), topology::DrawSvg(topology), 0644));
-  Print(SafeLines(topology::Describe(topology), "") + "\n");
+  std::string text = absl::StrCat(from, topology::Describe(topology));
+  // What placement makes of it shows a misspelt link.
+  if (const absl::StatusOr<topology::Fabric> fabric = topology::Compile(topology); fabric.ok())
+    absl::StrAppend(&text, "\n", topology::PrintDomains(*fabric));
+  Print(SafeLines(text, "") + "\n");
   return absl::OkStatus();
 }
 

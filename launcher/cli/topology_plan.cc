@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
@@ -36,12 +37,15 @@ absl::Status Wrong(const std::string& message) { return absl::InvalidArgumentErr
 absl::Status SetTraffic(const std::string& text, Mesh& mesh) {
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::vector<std::string> halves = absl::StrSplit(item, absl::MaxSplits('=', 1));
+    const bool has_unit = halves.size() == 2 && !halves[1].empty() && !absl::ascii_isdigit(halves[1].back());
+    const absl::StatusOr<uint64_t> bytes = has_unit ? ParseBytes(halves[1]) : Wrong("no size");
+    if (!bytes.ok() || *bytes == 0)
+      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item),
+                                " must be AXIS=SIZE, a whole number and a unit: tp=4GB, dp=400MB"));
     const auto axis = std::ranges::find(mesh.axes, halves[0], &topology::Axis::name);
     if (axis == mesh.axes.end())
-      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item), ": the mesh has no such axis"));
-    const absl::StatusOr<uint64_t> bytes = halves.size() == 2 ? ParseBytes(halves[1]) : Wrong("no size");
-    if (!bytes.ok() || *bytes == 0)
-      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item), " must be AXIS=SIZE, such as tp=4GB"));
+      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item), ": the mesh ", topology::PrintMesh(mesh),
+                                " has no such axis"));
     axis->gb = static_cast<double>(*bytes) / 1e9;
   }
   return absl::OkStatus();
@@ -155,6 +159,7 @@ absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) 
   request.exclude = job.where_exclude;
   request.labels = job.where_labels;
   request.gpu_types = job.resources.gpu_type;
+  request.gpus = job.resources.gpus.value_or(0) > 0;
   request.spares = job.spares;
   const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, request);
   GT_ASSIGN_OR_RETURN(const int64_t ranks,
@@ -174,10 +179,11 @@ absl::StatusOr<Topology> ReadTopology(const std::string& path) {
   return topology::ParseTopology(text, path);
 }
 
-absl::StatusOr<Topology> TopologyOfHead(Cluster& cluster) {
+absl::StatusOr<Topology> TopologyOfHead(Cluster& cluster, std::string* source) {
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientTopology{}, absl::Seconds(5)));
   GT_RETURN_IF_ERROR(ExpectKey(text, "topology"));
   const json answer = json::parse(text);
+  if (source != nullptr) *source = answer.value("source", "");
   if (answer["topology"].is_null()) return Topology();
   return topology::ParseTopology(answer["topology"].dump(), "the head's topology");
 }

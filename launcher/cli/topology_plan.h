@@ -12,7 +12,8 @@ namespace gtrain::cli {
 absl::StatusOr<topology::Topology> ReadTopology(const std::string& path);
 
 // What the head of the cluster follows (gtrain head --topology, or labels of agents); no machines: nothing.
-absl::StatusOr<topology::Topology> TopologyOfHead(Cluster& cluster);
+// `source`: gets "file", "labels" or "none".
+absl::StatusOr<topology::Topology> TopologyOfHead(Cluster& cluster, std::string* source = nullptr);
 
 // The flags of plan that go with --topology, and --topology itself.
 std::vector<Flag> TopologyFlags();

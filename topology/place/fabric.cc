@@ -314,6 +314,13 @@ void FillMachines(const Graph& graph, Draft& draft) {
     draft.fabric.assumed.push_back("a machine whose NICs and links have no gb_s has 12.5 GB/s");
   draft.machines.name = "machine";
   draft.islands.name = "island";
+  // What leaves the only island of a machine leaves the machine.
+  for (size_t island = 0, m = 0; island < draft.islands.begin.size(); ++island) {
+    while (m + 1 < draft.machines.begin.size() && draft.machines.begin[m + 1] <= draft.islands.begin[island])
+      ++m;
+    double& up = draft.islands.up_gb_s[island];
+    if (up <= 0) up = draft.machines.up_gb_s[m];
+  }
   if (draft.islands.begin.size() > draft.machines.begin.size()) AddLevel(draft.islands, draft.fabric);
   draft.fabric.machine_level = static_cast<int>(draft.fabric.levels.size());
   AddLevel(draft.machines, draft.fabric);
@@ -388,6 +395,10 @@ absl::StatusOr<Fabric> Compile(const Topology& topology, int gpus_per_slot) {
   if (draft.assumed_inside)
     fabric.assumed.push_back(
         "inside of machines: NVLink 150, PCIe 25, between NUMA nodes 20 GB/s where no speed is given");
+  if (std::ranges::any_of(topology.machines, [&](const Machine& machine) {
+        return topology.shapes[machine.shape].gpus.empty();
+      }))
+    fabric.assumed.push_back("a rank on a machine without GPUs has 10 GB/s, of memory");
   FillMachines(graph, draft);
   const bool nvlink = std::ranges::count(topology.switches, SwitchKind::kNvlink, &Switch::kind) > 0;
   AddSwitchLevels(graph, switches, nvlink, draft);

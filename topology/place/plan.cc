@@ -45,6 +45,7 @@ Refusal RefusedSlot(const Shape& shape, const Fabric& fabric, int32_t slot, cons
   if (s.broken) return {"a broken GPU", "these GPUs mended"};
   for (int g = 0; g < fabric.gpus_per_slot; ++g) {
     const int gpu = fabric.gpus[static_cast<size_t>(slot) * fabric.gpus_per_slot + g];
+    if (request.gpus && gpu < 0) return {"no GPU", "resources.gpus: 0"};
     if (!WantedModel(gpu < 0 ? "" : shape.gpus[gpu].model, request.gpu_types))
       return {absl::StrCat("no GPU of type ", absl::StrJoin(request.gpu_types, " or ")),
               "another resources.gpu_type"};
@@ -52,20 +53,11 @@ Refusal RefusedSlot(const Shape& shape, const Fabric& fabric, int32_t slot, cons
   return {};
 }
 
-std::string MeshText(const Mesh& mesh) {
-  return absl::StrCat("{",
-                      absl::StrJoin(mesh.axes, ", ",
-                                    [](std::string* out, const Axis& axis) {
-                                      absl::StrAppend(out, axis.name, ": ", axis.size);
-                                    }),
-                      "}");
-}
-
 std::string Counted(int64_t places) { return absl::StrCat(places, places == 1 ? " place" : " places"); }
 
 void ExplainNoRoom(const Fabric& fabric, const PlanRequest& request, int64_t usable, Plan& plan) {
   const int64_t needed = request.mesh.ranks() + request.spares;
-  plan.reason = absl::StrCat("needs ", Counted(needed), " for mesh ", MeshText(request.mesh),
+  plan.reason = absl::StrCat("needs ", Counted(needed), " for mesh ", PrintMesh(request.mesh),
                              request.spares > 0 ? absl::StrCat(" and ", request.spares, " spares") : "",
                              "; the topology has ", fabric.size(), ", of which ", usable, " may be taken");
   for (const Obstacle& obstacle : plan.obstacles) {
@@ -81,6 +73,15 @@ void ExplainNoRoom(const Fabric& fabric, const PlanRequest& request, int64_t usa
 }
 
 }  // namespace
+
+std::string PrintMesh(const Mesh& mesh) {
+  return absl::StrCat("{",
+                      absl::StrJoin(mesh.axes, ", ",
+                                    [](std::string* out, const Axis& axis) {
+                                      absl::StrAppend(out, axis.name, ": ", axis.size);
+                                    }),
+                      "}");
+}
 
 std::vector<int32_t> UsableSlots(const Topology& topology, const Fabric& fabric, const PlanRequest& request,
                                  std::vector<Obstacle>* obstacles) {
@@ -169,7 +170,7 @@ Plan PlanOn(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& 
   plan.bound = LowerBound(fabric, mesh, usable);
   if (spares > 0) plan.spare_slots = SpareSlots(fabric, usable, plan.slot_of_rank, spares);
   plan.reason =
-      absl::StrFormat("%d ranks of mesh %s by the policy %s", mesh.ranks(), MeshText(mesh), plan.policy);
+      absl::StrFormat("%d ranks of mesh %s by the policy %s", mesh.ranks(), PrintMesh(mesh), plan.policy);
   return plan;
 }
 

@@ -21,6 +21,7 @@ struct PlanRequest {
   std::map<std::string, std::string> labels;  // that a machine must have
   std::vector<std::string> gpu_types;  // any of; matched inside of the model, ignoring case; empty: all
   int spares = 0;                      // slots beside the ranks, for processes that wait
+  bool gpus = false;                   // only slots that have GPUs
 };
 
 // What keeps slots from being taken.
@@ -84,6 +85,20 @@ struct Replacement {
 // ascending.
 Replacement Replace(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& slot_of_rank,
                     const std::vector<int32_t>& free_slots, const std::vector<int>& lost_machines);
+// Likewise for these ranks, ascending in each group; a group was on one machine.
+Replacement ReplaceGroups(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& slot_of_rank,
+                          const std::vector<int32_t>& free_slots,
+                          const std::vector<std::vector<int>>& groups);
+
+// "{dp: 2, tp: 4}".
+std::string PrintMesh(const Mesh& mesh);
+
+// "1.68 s", "12.5 ms", "40.0 us".
+std::string PrintSeconds(double seconds);
+
+// The domains that placement sees of a topology, widest last: how many of each kind, with what leaves one,
+// and what was assumed. Lines.
+std::string PrintDomains(const Fabric& fabric);
 
 // The tables of `gtrain plan`. `ranks_max` rows of the rank map at most, then how many more there are.
 std::string PrintPlan(const Topology& topology, const Fabric& fabric, const Mesh& mesh, const Plan& plan,

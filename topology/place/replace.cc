@@ -88,7 +88,7 @@ class Repair {
     for (size_t r = 0; r < finalists; ++r) {
       double cost = 0;
       for (size_t i = 0; i < ranks.size(); ++i) cost += CostAt(ranks[i], free_[runs[r].begin + i]);
-      if (cost >= least) continue;
+      if (best != nullptr && cost >= least) continue;
       least = cost;
       best = &runs[r];
     }
@@ -128,7 +128,6 @@ class Repair {
 
 Replacement Replace(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& slot_of_rank,
                     const std::vector<int32_t>& free_slots, const std::vector<int>& lost_machines) {
-  Replacement out;
   // Ranks by the machine they were on; those that had none come last, together.
   std::map<int, std::vector<int>> groups;
   for (const int machine : lost_machines) {
@@ -141,13 +140,22 @@ Replacement Replace(const Fabric& fabric, const Mesh& mesh, const std::vector<in
   for (size_t rank = 0; rank < slot_of_rank.size(); ++rank) {
     if (slot_of_rank[rank] < 0) groups[kMachinesMax].push_back(static_cast<int>(rank));
   }
+  std::vector<std::vector<int>> together;
+  for (auto& [machine, ranks] : groups) together.push_back(std::move(ranks));
+  return ReplaceGroups(fabric, mesh, slot_of_rank, free_slots, together);
+}
+
+Replacement ReplaceGroups(const Fabric& fabric, const Mesh& mesh, const std::vector<int32_t>& slot_of_rank,
+                          const std::vector<int32_t>& free_slots,
+                          const std::vector<std::vector<int>>& groups) {
+  Replacement out;
   Repair repair(fabric, mesh, slot_of_rank, free_slots);
   size_t count = 0;
-  for (const auto& [machine, ranks] : groups) {
+  for (const std::vector<int>& ranks : groups) {
     repair.lost_.insert(ranks.begin(), ranks.end());
     count += ranks.size();
   }
-  for (const auto& [machine, ranks] : groups) {
+  for (const std::vector<int>& ranks : groups) {
     if (repair.Place(ranks, out)) continue;
     out.moves.clear();
     out.reason = absl::StrCat(count, " ranks lost their places, and ", free_slots.size(), " are free");

@@ -49,12 +49,12 @@ TEST_F(AgentCoreTest, ARankIsBoundToTheCpusThatTheIndicesOfItsPlaceMean) {
   Welcome();
   GenerationGrant grant = Grant(1, 2, 2);
   grant.ranks[0].cpus = {1};
-  grant.ranks[1].cpus = {0, 2};  // a third was there when the agent said hello
+  grant.ranks[1].cpus = {0, 2};  // --cpus said 3
   Step(FromHead{StartGeneration{{5}, grant}});
   const auto starts = Commands<keeper::StartRank>();
   ASSERT_EQ(starts.size(), 2u);
   EXPECT_THAT(starts[0].cpus, ::testing::ElementsAre(12));
-  EXPECT_THAT(starts[1].cpus, ::testing::ElementsAre(8, 2));
+  EXPECT_THAT(starts[1].cpus, ::testing::ElementsAre(8)) << "which this machine does not have";
 }
 
 TEST_F(AgentCoreTest, NoticeReachesTheRanksAndSignalsThemOnce) {

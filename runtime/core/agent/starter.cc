@@ -182,8 +182,11 @@ absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& genera
   start.report_path = ReportPath(grant.run_dir, grant.generation, number);
   start.notice_path = NoticePath(grant.run_dir, grant.generation, number);
   const std::vector<CpuInfo>& infos = config_.inventory.cpu_infos;
-  for (const int cpu : PlaceOfRank(grant, number).cpus)
-    start.cpus.push_back(cpu < static_cast<int>(infos.size()) ? infos[cpu].id : cpu);
+  for (const int cpu : PlaceOfRank(grant, number).cpus) {
+    // `gtrain agent --cpus` may say more than there are: such a rank is not bound.
+    if (cpu < static_cast<int>(infos.size())) start.cpus.push_back(infos[cpu].id);
+    if (infos.empty()) start.cpus.push_back(cpu);
+  }
   start.memory_limit = generation.spec.resources.memory.value_or(0);
   start.tty = generation.spec.tty;
   start.takes_input = generation.spec.takes_input && number == 0;

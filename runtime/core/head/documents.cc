@@ -622,7 +622,7 @@ json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
           {"cpus", view.cpus},
           {"cpus_free", view.cpus_free},
           {"cpus_bound", view.cpus_bound},
-          {"cpu_numa", node.record->inventory.numa_nodes > 1 ? view.cpu_numa : std::vector<int>()},
+          {"cpu_numa", view.cpu_numa},
           {"memory_bytes", view.memory_bytes},
           {"memory_free_bytes", view.memory_free_bytes},
           {"gpus", std::move(gpus)},

@@ -14,13 +14,6 @@
 namespace gtrain::core {
 namespace {
 
-// Those that wait are numbered behind the others; the ranks of a machine are to be neighbours.
-void SortByNode(const GenerationGrant& grant, std::vector<NodeId>& places) {
-  std::map<NodeId, size_t> index;
-  for (size_t i = 0; i < grant.nodes.size(); ++i) index[grant.nodes[i].node] = i;
-  std::ranges::stable_sort(places, {}, [&](const NodeId& node) { return index[node]; });
-}
-
 // What the ranks of the job and those beside them take.
 void OccupyAll(const Job& job, const std::map<NodeId, plan::NodeView*>& by_node) {
   for (const auto* ranks : {&job.record.grant->ranks, &job.record.grant->waiting}) {
@@ -182,10 +175,20 @@ plan::Demand Placer::DemandNow(const Job& job) {
     demand.max += spares;
     if (exact) demand.asked = demand.max;
   }
-  if (last != nullptr) {
-    for (const RankPlace& place : last->ranks) demand.previous.push_back(place.node);
-    for (const RankPlace& place : last->waiting) demand.previous.push_back(place.node);
-    if (!last->waiting.empty()) SortByNode(*last, demand.previous);
+  if (last == nullptr) return demand;
+  std::vector<const RankPlace*> places;
+  for (const auto* ranks : {&last->ranks, &last->waiting}) {
+    for (const RankPlace& place : *ranks) places.push_back(&place);
+  }
+  if (!last->waiting.empty()) {
+    // Those that wait are numbered behind the others; the ranks of a machine are to be neighbours.
+    std::map<NodeId, size_t> index;
+    for (size_t i = 0; i < last->nodes.size(); ++i) index[last->nodes[i].node] = i;
+    std::ranges::stable_sort(places, {}, [&](const RankPlace* place) { return index[place->node]; });
+  }
+  for (const RankPlace* place : places) {
+    demand.previous.push_back(place->node);
+    demand.previous_gpus.push_back(place->gpus);
   }
   return demand;
 }
