@@ -40,7 +40,10 @@ bool IsComputed(const Agreement& agreement, absl::Span<const BatchShare> compute
     const BatchShare& mine = computed[rank];
     if (agreement.parts[rank] != Part::kHas || mine.shares == 0) return false;
     if (mine.share < 0) continue;
-    there.resize(std::max(there.size(), static_cast<size_t>(mine.shares)));
+    // Who was left out meanwhile may hold a share of another division: 2/3 with 0/2 and 1/2 would be 4/3 of
+    // the batch.
+    if (!there.empty() && there.size() != static_cast<size_t>(mine.shares)) return false;
+    there.resize(static_cast<size_t>(mine.shares));
     if (there[static_cast<size_t>(mine.share)]) return false;
     there[static_cast<size_t>(mine.share)] = true;
   }

@@ -70,6 +70,10 @@ TEST(HandOver, AStepIsComputedOrIsNot) {
   EXPECT_FALSE(IsComputed(grows, {{1, 3}, {0, 0}, {0, 3}, {0, 0}})) << "a third rank is lost";
   EXPECT_FALSE(IsComputed(grows, {{0, 2}, {0, 0}, {0, 2}, {0, 0}})) << "one share twice, and one never";
   EXPECT_TRUE(IsComputed(grows, {{0, 1}, {0, 0}, {-1, 1}, {0, 0}})) << "who was new had no share";
+  const Agreement back = Agree({{7}, {7}, {7}}, {0, 0, 0}, 1);
+  EXPECT_FALSE(IsComputed(back, {{2, 3}, {0, 2}, {1, 2}}))
+      << "the first was left out while the others computed again";
+  EXPECT_FALSE(IsComputed(back, {{0, 2}, {1, 2}, {2, 3}}));
   const Agreement rolls = Agree({{7}, {6, 7}}, {0, 0}, 1);
   EXPECT_FALSE(IsComputed(rolls, {{0, 2}, {1, 2}}));
   EXPECT_FALSE(IsComputed(Agree({{-1}, {-1}}, {0, 0}, 1), {{0, 0}, {0, 0}}));
