@@ -201,9 +201,9 @@ function(gtrain_library name)
   endif()
 endfunction()
 
-# Seconds after which a test is ended, 120 where none are given; more where sanitizers slow everything down.
+# Seconds after which a test is ended, 240 where none are given; more where sanitizers slow everything down.
 function(gtrain_test_timeout variable)
-  set(seconds 120)
+  set(seconds 240)
   if(${variable})
     set(seconds ${${variable}})
   endif()

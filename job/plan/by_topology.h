@@ -6,7 +6,9 @@
 // is still free, and only the others get a new place, the one that adds least. Processes
 // that go on in place keep their nodes and GPUs, and who comes up beside them is placed likewise.
 //
-// O(ranks x axes x levels of the fabric), on the caller's thread; `bench_placement` has the milliseconds.
+// A job is on no more machines than Place() took; where that communicates no more, or planning would take
+// more than some tenths of a second (ranks x neighbours above 100,000), Place() has the last word. On the
+// caller's thread; `bench_placement` has the milliseconds.
 #pragma once
 #include <string>
 #include <vector>

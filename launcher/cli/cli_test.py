@@ -323,7 +323,9 @@ class Usage(CliTest):
                       self.run_gtrain('topology', 'show', 'bad.json').err)
         self.job('run: python train.py\nranks: 8\nmesh: {dp: 1, tp: 8}\n')
         plan = ('plan', 'job.yaml', '--topology', topology)
-        self.assertIn('the mesh has no such axis', self.run_gtrain(*plan, '--traffic', 'pp=1GB').err)
+        self.assertIn('the mesh {dp: 1, tp: 8} has no such axis', self.run_gtrain(*plan, '--traffic', 'pp=1GB').err)
+        self.assertIn('a whole number and a unit', self.run_gtrain(*plan, '--traffic', 'tp=4').err)
+        self.assertIn('is for the head that serves', self.run_gtrain('head', '--init', '--context', 'x', '--topology', topology).err)
         self.assertIn('must be AXIS=SIZE', self.run_gtrain(*plan, '--traffic', 'tp=much').err)
         self.assertIn('exclude each other', self.run_gtrain(*plan, '--nodes', 'a:1').err)
         self.assertIn('--rankfile needs --topology', self.run_gtrain('plan', 'job.yaml', '--rankfile', 'x').err)
@@ -338,7 +340,9 @@ class Usage(CliTest):
             file.write('SwitchName=s0 Nodes=tux[0-3]\nSwitchName=s1 Nodes=tux[4-7]\nSwitchName=s2 Switches=s[0-1]\n')
         self.run_gtrain('topology', 'capture', '--slurm', 'topology.conf', '--like', os.path.join(self.TOPOLOGIES, 'mi300x.json'),
                         '--out', 'cluster.json', expect=0)
+        self.assertIn('is the topology file itself', self.run_gtrain('topology', 'show', 'cluster.json', '--svg', './cluster.json').err)
         shown = self.run_gtrain('topology', 'show', 'cluster.json', '--svg', 'cluster.svg', expect=0).out
+        self.assertRegex(shown, r'placement sees \d+ of ')
         self.assertIn('machines: tux[0-7]', shown)
         self.assertIn('AMD Instinct MI300X', shown)
         with open(os.path.join(self.dir, 'cluster.svg')) as file:
