@@ -16,6 +16,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr size_t kDeepest = 16;
+
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -88,6 +90,8 @@ class Recorder : public nlohmann::json_sax<json> {
     return true;
   }
   bool Open(bool is_array) {
+    // Paths are as long as they are deep. What has a meaning is not.
+    if (open_.size() >= kDeepest) return false;
     lines.emplace(Path(), *line_);
     open_.push_back({is_array, 0, ""});
     return true;

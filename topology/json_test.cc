@@ -125,6 +125,13 @@ TEST(JsonTest, DescribeNamesWhatThereIs) {
   EXPECT_THAT(text, HasSubstr("from n[0-4]: 50 GB/s, 1 us each"));
 }
 
+// Of each value's path something is kept: what is nested 300,000 deep took a minute.
+TEST(JsonLinesTest, NothingIsKeptOfWhatIsDeep) {
+  const std::string text = "{\"shapes\": [" + std::string(300'000, '[') + std::string(300'000, ']') + "]}";
+  EXPECT_LT(JsonLines(text).size(), 64u);
+  EXPECT_THAT(ParseTopology(text, "deep.json").status().message(), ::testing::HasSubstr("deep.json:1: "));
+}
+
 TEST(JsonLinesTest, EveryValueHasItsLine) {
   const std::map<std::string, int> lines = JsonLines("{\n \"a\": [1,\n  {\"b\":\n 2}],\n \"c\": 3}");
   EXPECT_EQ(lines.at("/a"), 2);
