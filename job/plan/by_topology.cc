@@ -73,8 +73,8 @@ class Seats {
     return absl::StrCat(absl::StrJoin(names, ", "), more > 0 ? absl::StrCat(" and ", more, " more") : "");
   }
 
-  // False: nothing can be planned.
-  // `stay`: by rank; their GPUs come first where a node has more free ones than it takes ranks.
+  // False: nothing can be planned. `stay`: by rank; their GPUs come first where a node has more free ones
+  // than it takes ranks.
   bool Compile(const std::vector<RankSlot>& stay) {
     for (int attempt = 0; attempt < 3; ++attempt) {
       absl::StatusOr<Fabric> fabric = topology::Compile(Sketch(), gpus_per_rank_);
@@ -380,14 +380,11 @@ std::vector<RankSlot> WhoGoesOn(const Placement& packed, const Demand& demand) {
 }
 
 std::vector<Candidate> CandidatesOf(const std::vector<NodeView>& nodes, const Demand& demand) {
-  const std::set<NodeId> previous(demand.previous.begin(), demand.previous.end());
   std::vector<Candidate> candidates;
   for (const NodeView& node : nodes) {
     Candidate candidate;
     if (RoomOn(node, demand, candidate).room == 0) continue;
     if (!demand.count_nodes) candidate.room = std::min(candidate.room, demand.max);
-    candidate.previous =
-        demand.waiting.empty() ? previous.contains(node.id) : demand.waiting.contains(node.id);
     candidates.push_back(std::move(candidate));
   }
   return candidates;
