@@ -236,7 +236,7 @@ class CompletionTest(PlainShellTest):
         for words, offered in ((('att',), ['attach']), (('logs', 'off'), ['offered-1']), (('stop', ''), ['offered-1']),
                                (('logs', 'ov'), ['over-2']), (('attach', 'ov'), []), (('ckpt', 'ver'), ['verify']),
                                (('head', ''), ['backup', 'restore', 'recover', '--init', '--token']),
-                               (('head', '--to'), ['--token']), (('bench', ''), ['allreduce', 'link', 'codec']),
+                               (('head', '--tok'), ['--token']), (('bench', ''), ['allreduce', 'link', 'codec']),
                                (('launch', '--resume', 'l'), ['latest']), (('launch', '--resume', 'S'), []),
                                (('launch', '--resume', 'offered'), ['offered.yaml']),
                                (('logs', '--ra'), ['--rank']), (('node', 'dr'), ['drain']),
