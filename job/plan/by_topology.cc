@@ -577,6 +577,15 @@ Placement Better(const Seats& seats, const std::vector<Candidate>& candidates, c
   return packed;
 }
 
+// On one machine no link is involved, and of its inside something is known only where the topology has GPUs.
+// Most jobs of a busy cluster are such: they are to cost the head nothing.
+bool NothingToChoose(const Placement& packed, const Topology& topology) {
+  const bool has_gpus = !packed.ranks.empty() && !packed.ranks[0].gpus.empty();
+  const bool knows =
+      std::ranges::any_of(topology.shapes, [](const topology::Shape& s) { return !s.gpus.empty(); });
+  return packed.nodes.size() == 1 && !(has_gpus && knows);
+}
+
 }  // namespace
 
 Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks) {
@@ -614,6 +623,7 @@ Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, P
                      const Topology& topology, const std::vector<spec::MeshAxis>& axes,
                      const std::vector<RankSlot>& before) {
   if (!packed.placed || demand.oversubscribe_cpus || topology.machines.empty()) return packed;
+  if (NothingToChoose(packed, topology)) return packed;
   const bool go_on = !demand.waiting.empty();
   std::vector<RankSlot> stay = go_on ? WhoGoesOn(packed, demand) : before;
   if (go_on && std::ranges::all_of(stay, HasPlace)) return packed;

@@ -202,6 +202,7 @@ plan::Placement Placer::PlacementFor(const Job& job, bool on_leaving) const {
 }
 
 plan::Placement Placer::ByTopology(const Job& job, plan::Placement packed) const {
+  if (topology_ == nullptr && packed.nodes.size() == 1) return packed;  // labels say nothing of its inside
   plan::Demand demand = DemandNow(job);
   const bool alone = !TakesPart(job);
   const std::vector<plan::NodeView> own = alone ? std::vector<plan::NodeView>() : ViewsWithout(job);
