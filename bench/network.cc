@@ -157,8 +157,8 @@ pid_t StartOnCore(int core, const std::function<absl::Status()>& body) {
   _exit(status.ok() ? 0 : 1);
 }
 
-Network::Network(int machines)
-    : machines_(machines), name_(absl::StrCat("gtb", getpid())), switch_(name_ + "s") {}
+Network::Network(int machines, int leaves)
+    : machines_(machines), leaves_(leaves), name_(absl::StrCat("gtb", getpid())), switch_(name_ + "s") {}
 
 Network::~Network() {
   for (const std::string& name : made_) (void)Run({"ip", "netns", "del", name});
@@ -168,28 +168,47 @@ absl::Status Network::Make() {
   if (geteuid() != 0 || !Run({"ip", "-V"}).ok() || !Run({"tc", "-V"}).ok())
     return absl::FailedPreconditionError("network namespaces need root, ip(8) and tc(8)");
   GT_RETURN_IF_ERROR(Add(switch_));
-  GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "add", "br0", "type", "bridge"}));
-  GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", "br0", "up"}));
+  GT_RETURN_IF_ERROR(AddBridge("br0"));
+  for (int leaf = 0; leaf < leaves_; ++leaf) {
+    const std::string bridge = absl::StrCat("leaf", leaf), up = absl::StrCat("up", leaf),
+                      down = absl::StrCat("down", leaf);
+    GT_RETURN_IF_ERROR(AddBridge(bridge));
+    GT_RETURN_IF_ERROR(
+        Run({"ip", "-n", switch_, "link", "add", "name", up, "type", "veth", "peer", "name", down}));
+    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", up, "master", bridge, "up"}));
+    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", down, "master", "br0", "up"}));
+  }
   for (int i = 0; i < machines_; ++i) {
     const std::string name = NameOf(i), port = absl::StrCat("p", i);
+    const std::string bridge = leaves_ == 0 ? "br0" : absl::StrCat("leaf", i * leaves_ / machines_);
     GT_RETURN_IF_ERROR(Add(name));
     GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "add", "name", port, "type", "veth", "peer", "name",
                             "eth0", "netns", name}));
-    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", port, "master", "br0", "up"}));
+    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", port, "master", bridge, "up"}));
     GT_RETURN_IF_ERROR(Run({"ip", "-n", name, "addr", "add", AddressOf(i) + "/24", "dev", "eth0"}));
     GT_RETURN_IF_ERROR(Run({"ip", "-n", name, "link", "set", "eth0", "up"}));
   }
   return absl::OkStatus();
 }
 
+absl::Status Network::LimitEnd(const std::string& name, const std::string& device, const std::string& rate,
+                               const std::string& burst) const {
+  return Run({"ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate",
+              rate, "burst", burst, "latency", "50ms"});
+}
+
 absl::Status Network::Limit(const std::string& rate, const std::string& burst) const {
-  auto limit = [&](const std::string& name, const std::string& device) {
-    return Run({"ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate",
-                rate, "burst", burst, "latency", "50ms"});
-  };
   for (int i = 0; i < machines_; ++i) {
-    GT_RETURN_IF_ERROR(limit(NameOf(i), "eth0"));
-    GT_RETURN_IF_ERROR(limit(switch_, absl::StrCat("p", i)));
+    GT_RETURN_IF_ERROR(LimitEnd(NameOf(i), "eth0", rate, burst));
+    GT_RETURN_IF_ERROR(LimitEnd(switch_, absl::StrCat("p", i), rate, burst));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Network::LimitUplinks(const std::string& rate, const std::string& burst) const {
+  for (int leaf = 0; leaf < leaves_; ++leaf) {
+    GT_RETURN_IF_ERROR(LimitEnd(switch_, absl::StrCat("up", leaf), rate, burst));
+    GT_RETURN_IF_ERROR(LimitEnd(switch_, absl::StrCat("down", leaf), rate, burst));
   }
   return absl::OkStatus();
 }
@@ -264,6 +283,11 @@ absl::StatusOr<std::vector<double>> Network::PlainDoubling(const std::vector<Cal
   munmap(shared, bytes);
   GT_RETURN_IF_ERROR(ran);
   return medians;
+}
+
+absl::Status Network::AddBridge(const std::string& name) {
+  GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "add", name, "type", "bridge"}));
+  return Run({"ip", "-n", switch_, "link", "set", name, "up"});
 }
 
 absl::Status Network::Add(const std::string& name) {

@@ -1,4 +1,5 @@
-// Machines for a bench: network namespaces joined by a switch, every cable limited in both directions. Root
+// Machines for a bench: network namespaces joined by a switch, or by leaf switches with an uplink each to one
+// in the middle, every cable limited in both directions. Root
 // only; needs ip(8), tc(8) and taskset(1). Not thread-safe.
 #pragma once
 #include <sys/types.h>
@@ -19,7 +20,8 @@ pid_t StartOnCore(int core, const std::function<absl::Status()>& body);
 // Named after this process; taken away at the end.
 class Network {
  public:
-  explicit Network(int machines);
+  // With `leaves`, equally many machines that follow each other are on each; else all are on one switch.
+  explicit Network(int machines, int leaves = 0);
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
@@ -28,6 +30,7 @@ class Network {
   absl::Status Make();
   // In tc's words. `burst`: what a cable that was idle lets through at the speed of memory.
   absl::Status Limit(const std::string& rate, const std::string& burst) const;
+  absl::Status LimitUplinks(const std::string& rate, const std::string& burst) const;
 
   int machines() const { return machines_; }
   std::string NameOf(int machine) const;
@@ -58,8 +61,11 @@ class Network {
 
  private:
   absl::Status Add(const std::string& name);
+  absl::Status AddBridge(const std::string& name);
+  absl::Status LimitEnd(const std::string& name, const std::string& device, const std::string& rate,
+                        const std::string& burst) const;
 
-  const int machines_;
+  const int machines_, leaves_;
   const std::string name_, switch_;
   std::vector<std::string> made_;
 };

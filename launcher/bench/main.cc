@@ -2,6 +2,7 @@
 //   gtrain-bench allreduce DTYPE allocate|private BYTES...
 //   gtrain-bench link BYTES...
 //   gtrain-bench codec FLOATS
+//   gtrain-bench probe                  for `gtrain topology measure` (probe.h)
 // As the OSU benchmarks do: a barrier, one timed call, many times; a call's time is that of its slowest rank.
 // Every table begins with a line "# name name ...", and every row has that many words.
 #include <gtrain/types.h>
@@ -25,6 +26,7 @@
 #include "base/status_macros.h"
 #include "comm/codec/compressor.h"
 #include "comm/port/communicator.h"
+#include "launcher/bench/probe.h"
 #include "runtime/port/session.h"
 
 namespace gtrain {
@@ -245,6 +247,7 @@ absl::Status Run(const std::string& what, const Words& words) {
   if (what == "allreduce") return AllReduceRows(*session, words);
   if (what == "link") return LinkRows(*session, words);
   if (what == "codec") return CodecRows(words);
+  if (what == "probe") return PrintProbe(*session);
   return absl::InvalidArgumentError(absl::StrCat("no bench ", what));
 }
 
@@ -252,8 +255,8 @@ absl::Status Run(const std::string& what, const Words& words) {
 }  // namespace gtrain
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "gtrain-bench is started by `gtrain bench`\n");
+  if (argc < 2 || (argc == 2 && std::strcmp(argv[1], "probe") != 0)) {
+    std::fprintf(stderr, "gtrain-bench is started by `gtrain bench` and `gtrain topology measure`\n");
     return 2;
   }
   const absl::Status status = gtrain::Run(argv[1], gtrain::Words(argv + 2, argv + argc));

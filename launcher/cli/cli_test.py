@@ -323,14 +323,26 @@ class Usage(CliTest):
                       self.run_gtrain('topology', 'show', 'bad.json').err)
         self.job('run: python train.py\nranks: 8\nmesh: {dp: 1, tp: 8}\n')
         plan = ('plan', 'job.yaml', '--topology', topology)
-        self.assertIn('the mesh {dp: 1, tp: 8} has no such axis', self.run_gtrain(*plan, '--traffic', 'pp=1GB').err)
+        self.assertIn("the job's mesh has no such axis", self.run_gtrain(*plan, '--traffic', 'pp=1GB').err)
         self.assertIn('a whole number and a unit', self.run_gtrain(*plan, '--traffic', 'tp=4').err)
         self.assertIn('is for the head that serves', self.run_gtrain('head', '--init', '--context', 'x', '--topology', topology).err)
         self.assertIn('must be AXIS=SIZE', self.run_gtrain(*plan, '--traffic', 'tp=much').err)
         self.assertIn('exclude each other', self.run_gtrain(*plan, '--nodes', 'a:1').err)
         self.assertIn('--rankfile needs --topology', self.run_gtrain('plan', 'job.yaml', '--rankfile', 'x').err)
+        self.assertIn('rank 0 goes on nowhere by where.rank0', self.run_gtrain(*plan, '--rank0-host', 'nowhere', expect=1).out)
         self.assertIn('per: node', self.run_gtrain(*plan, '--set', 'per=node', '--set', 'ranks=1', '--set', 'mesh={}').err)
-        self.assertIn('there are capture and show', self.run_gtrain('topology', 'draw').err)
+        self.assertIn('there are capture, measure and show', self.run_gtrain('topology', 'draw').err)
+        for words, wanted in ((('measure', '--slurm', 'x'), '--slurm goes with `gtrain topology capture`'),
+                              (('capture', '--pairs', 'x'), '--pairs goes with `gtrain topology measure`'),
+                              (('show', '--nodes', '3'), '--nodes goes with `gtrain topology measure`'),
+                              (('measure', '--nodes', '1'), '--nodes'), (('measure', 'file'), 'takes no file')):
+            self.assertIn(wanted, self.run_gtrain('topology', *words, expect=2).err)
+        with open(os.path.join(self.dir, 'pairs.json'), 'w') as file:
+            file.write('{"gtrain_pairs": 1, "pairs": [{"a": "x"}]}')
+        self.assertIn('pairs.json: pairs/0 needs a, b, gb_s', self.run_gtrain('topology', 'measure', '--pairs', 'pairs.json', expect=2).err)
+        with open(os.path.join(self.dir, 'pairs.json'), 'w') as file:
+            file.write('{"gtrain_topology": 1}')
+        self.assertIn('is no file of pairs', self.run_gtrain('topology', 'measure', '--pairs', 'pairs.json', expect=2).err)
         self.assertIn('one source at a time', self.run_gtrain('topology', 'capture', '--ib', 'a', '--aws', 'b').err)
 
     def test_a_topology_is_captured_shown_and_drawn(self):

@@ -16,10 +16,9 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "job/spec/values.h"
-#include "launcher/cli/follow.h"
-#include "launcher/cli/job_input.h"
+#include "launcher/cli/bench_job.h"
+#include "launcher/cli/context.h"
 #include "launcher/cli/plot.h"
-#include "launcher/cli/submit.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 
@@ -94,13 +93,6 @@ std::vector<Curve> Curves(const std::vector<Table>& tables) {
   return curves;
 }
 
-absl::StatusOr<fs::path> OwnFolder() {
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (error) return absl::InternalError(absl::StrCat("/proc/self/exe: ", error.message()));
-  return program.parent_path();
-}
-
 absl::StatusOr<Words> SizesInBytes(const Args& args, const char* otherwise) {
   Words sizes;
   for (absl::string_view text : absl::StrSplit(args.Get("sizes", otherwise), ',')) {
@@ -113,36 +105,10 @@ absl::StatusOr<Words> SizesInBytes(const Args& args, const char* otherwise) {
   return sizes;
 }
 
-struct Bench {
-  std::string name;
-  Words command;
-  int ranks = 1;
-  std::optional<int64_t> nodes = std::nullopt;
-};
-
-// Runs it to its end as a job; its rows.
-absl::StatusOr<Table> RunJob(const Args& args, const Bench& bench) {
-  GT_ASSIGN_OR_RETURN(Words words, RanksFlags(bench.ranks, bench.nodes));
-  words.insert(words.end(), {"--name", "bench"});
-  for (const char* flag : {"context", "run-dir"}) {
-    if (args.Has(flag)) words.insert(words.end(), {absl::StrCat("--", flag), args.Get(flag)});
-  }
-  for (const std::string& setting : args.All("env")) words.insert(words.end(), {"--env", setting});
-  words.push_back("--");
-  words.insert(words.end(), bench.command.begin(), bench.command.end());
-  std::vector<Flag> flags = JobFlags();
-  flags.push_back(ContextFlag());
-  flags.push_back({"run-dir", '\0', "DIR", ""});
-  GT_ASSIGN_OR_RETURN(const Args job_args, ParseArgs(words, flags));
-  GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(job_args));
-  GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(job_args, input.spec));
-  Complain(absl::StrCat(bench.name, ": job ", submitted.job));
-  Words lines;
-  const int code = Follow(submitted.cluster, submitted.job,
-                          {.from_start = true, .ctrl_c_stops = submitted.cluster.is_own(), .bare = &lines});
-  if (code != kDone) return absl::UnavailableError(absl::StrCat(bench.name, ": the job did not succeed"));
-  Table table = ReadTable(bench.name, lines);
-  if (table.rows.empty()) return absl::InternalError(absl::StrCat(bench.name, ": the job printed no rows"));
+absl::StatusOr<Table> RunTable(const Args& args, const BenchJob& job) {
+  GT_ASSIGN_OR_RETURN(const Words lines, RunBenchJob(args, job));
+  Table table = ReadTable(job.what, lines);
+  if (table.rows.empty()) return absl::InternalError(absl::StrCat(job.what, ": the job printed no rows"));
   return table;
 }
 
@@ -159,7 +125,7 @@ Words Peer(const std::string& program, Words words) {
 }
 
 // All-reduce of Open MPI, MPICH and Gloo on this machine, as far as they are there.
-std::vector<Bench> Peers(const fs::path& folder, const Words& sizes, int ranks) {
+std::vector<BenchJob> Peers(const fs::path& folder, const Words& sizes, int ranks) {
   const fs::path programs = folder.parent_path() / "bench";
   Words with_calls;
   for (const std::string& size : sizes) {
@@ -169,7 +135,7 @@ std::vector<Bench> Peers(const fs::path& folder, const Words& sizes, int ranks) 
         absl::StrCat(size, ":", std::clamp<uint64_t>((64 << 20) / std::max<uint64_t>(bytes, 1), 7, 1000)));
   }
   const bool crowded = ranks > sysconf(_SC_NPROCESSORS_ONLN);
-  std::vector<Bench> peers;
+  std::vector<BenchJob> peers;
   const auto add = [&](const char* name, const std::string& launcher, const fs::path& program, Words words) {
     if (access(launcher.c_str(), X_OK) != 0 || access(program.c_str(), R_OK) != 0) {
       return Complain(absl::StrCat(
@@ -234,7 +200,7 @@ absl::Status Measure(const Args& args) {
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> given, args.Int("ranks", 1, 100'000));
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> nodes, args.Int("nodes", 1, 100'000));
   const int64_t ranks = given.value_or(nodes.value_or(what == "codec" ? 1 : 2));
-  Bench ours{.name = "gtrain", .ranks = static_cast<int>(ranks), .nodes = nodes};
+  BenchJob ours{.what = "gtrain", .command = {}, .ranks = static_cast<int>(ranks), .nodes = nodes};
   Words sizes;
   if (what == "allreduce") {
     GT_ASSIGN_OR_RETURN(sizes, SizesInBytes(args, kAllReduceSizes));
@@ -258,17 +224,17 @@ absl::Status Measure(const Args& args) {
     return absl::InvalidArgumentError("--peers: only allreduce has peers");
   }
   ours.command.insert(ours.command.end(), sizes.begin(), sizes.end());
-  std::vector<Bench> all = {std::move(ours)};
+  std::vector<BenchJob> all = {std::move(ours)};
   if (args.Has("peers")) {
     GT_ASSIGN_OR_RETURN(const auto backend, ChosenBackend(args));
     if (!backend->on_this_machine())
       return absl::InvalidArgumentError("--peers: they run on this machine; leave --context out");
     if (nodes) return absl::InvalidArgumentError("--peers: they run on this machine; leave --nodes out");
-    for (Bench& peer : Peers(folder, sizes, all[0].ranks)) all.push_back(std::move(peer));
+    for (BenchJob& peer : Peers(folder, sizes, all[0].ranks)) all.push_back(std::move(peer));
   }
   std::vector<Table> tables;
-  for (const Bench& bench : all) {
-    GT_ASSIGN_OR_RETURN(Table table, RunJob(args, bench));
+  for (const BenchJob& job : all) {
+    GT_ASSIGN_OR_RETURN(Table table, RunTable(args, job));
     tables.push_back(std::move(table));
   }
   PrintRatios(tables);

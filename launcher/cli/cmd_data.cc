@@ -108,7 +108,7 @@ json AuditJson(const SampleAudit& audit) {
           {"problems", audit.problems}, {"kept", std::move(kept)}};
 }
 
-absl::StatusOr<int> Audit(const Args& args) {
+absl::StatusOr<int> AuditData(const Args& args) {
   constexpr size_t kEventsBytesMax = 64 << 20;
   if (args.words[0] != "audit")
     return absl::InvalidArgumentError(absl::StrCat("data ", spec::Shown(args.words[0]), ": it is audit"));
@@ -142,7 +142,7 @@ absl::StatusOr<int> Audit(const Args& args) {
 }
 
 int RunData(const Args& args) {
-  const absl::StatusOr<int> code = Audit(args);
+  const absl::StatusOr<int> code = AuditData(args);
   return code.ok() ? *code : Report(code.status());
 }
 

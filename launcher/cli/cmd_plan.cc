@@ -152,19 +152,21 @@ json ToJson(const plan::Placement& placement) {
 }
 
 absl::StatusOr<int> Plan(const Args& args) {
-  GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
+  GT_ASSIGN_OR_RETURN(JobInput input, ReadJob(args));
+  if (args.Has("traffic")) GT_RETURN_IF_ERROR(SetTraffic(args.Get("traffic"), input.spec));
   if (args.Has("topology")) {
     if (!args.Has("nodes") && !args.Has("context")) return PlanOnTopology(args, input);
     return absl::InvalidArgumentError("--topology, --nodes and --context exclude each other");
   }
   for (const Flag& flag : TopologyFlags()) {
-    if (args.Has(flag.name))
+    if (args.Has(flag.name) && flag.name != "traffic")
       return absl::InvalidArgumentError(absl::StrCat("--", flag.name, " needs --topology"));
   }
   GT_ASSIGN_OR_RETURN(const PlanNodes nodes, ChooseNodes(args));
   const plan::Demand demand = core::DemandOf(input.spec, nodes.on_this_machine);
-  plan::Placement placement = plan::ByTopology(nodes.views, demand, plan::Place(nodes.views, demand),
-                                               nodes.topology, input.spec.mesh, {});
+  plan::Placement placement =
+      plan::ByTopology(nodes.views, demand, plan::Place(nodes.views, demand),
+                       plan::KnownTopology(nodes.topology), input.spec.mesh, {}, input.spec.traffic);
   if (nodes.on_this_machine && placement.placed) {  // as launch refuses it
     if (const std::string why = agent::TooManyRanks(placement.ranks.size()); !why.empty()) {
       placement.placed = false;

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "launcher/cli/terminal.h"
+#include "launcher/cli/topology_measure.h"
 #include "launcher/cli/topology_plan.h"
 #include "launcher/cli/verbs.h"
 #include "runtime/agent/node.h"
@@ -49,6 +50,15 @@ Topology Alone(Shape shape, const std::string& name) {
   return out;
 }
 
+// That of --like, else one slot.
+absl::StatusOr<Shape> ShapeOfAll(const Args& args) {
+  if (!args.Has("like")) return topology::ShapeOfOneSlot();
+  GT_ASSIGN_OR_RETURN(const Topology like, ReadTopology(args.Get("like")));
+  if (like.shapes.size() == 1) return like.shapes[0];
+  return absl::InvalidArgumentError(
+      absl::StrCat(args.Get("like"), " has ", like.shapes.size(), " shapes; --like needs a file with one"));
+}
+
 absl::StatusOr<Topology> Captured(const Args& args) {
   std::vector<const Source*> given;
   for (const Source& source : kSources) {
@@ -67,35 +77,65 @@ absl::StatusOr<Topology> Captured(const Args& args) {
     GT_ASSIGN_OR_RETURN(Shape shape, topology::ShapeOfThisMachine());
     return Alone(std::move(shape), agent::Hostname());
   }
-  Shape shape = topology::ShapeOfOneSlot();
-  if (args.Has("like")) {
-    GT_ASSIGN_OR_RETURN(const Topology like, ReadTopology(args.Get("like")));
-    if (like.shapes.size() != 1)
-      return absl::InvalidArgumentError(absl::StrCat(args.Get("like"), " has ", like.shapes.size(),
-                                                     " shapes; --like needs a file with one"));
-    shape = like.shapes[0];
-  }
+  GT_ASSIGN_OR_RETURN(const Shape shape, ShapeOfAll(args));
   const std::string path = args.Get(given[0]->flag);
   GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, topology::kImportBytesMax));
   return given[0]->import(text, path, shape);
 }
 
-absl::Status Capture(const Args& args) {
-  if (args.Has("svg")) return absl::InvalidArgumentError("--svg goes with `gtrain topology show`");
-  if (args.words.size() > 1)
-    return absl::InvalidArgumentError("topology capture takes no file; --out FILE says where it goes");
-  GT_ASSIGN_OR_RETURN(const Topology topology, Captured(args));
-  const std::string text = topology::PrintTopology(topology);
+// Flags that belong to other actions than the given one.
+absl::Status RefuseFlags(const Args& args, const std::vector<std::string>& flags, const char* action) {
+  for (const std::string& flag : flags) {
+    if (args.Has(flag))
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, " goes with `gtrain topology ", action, "`"));
+  }
+  return absl::OkStatus();
+}
+
+const std::vector<std::string> kOfSources = {"hwloc", "slurm", "ib", "aws", "gcp", "racks"};
+const std::vector<std::string> kOfMeasure = {"nodes", "pairs", "run-dir"};
+
+// For people. What placement makes of it shows a misspelt link.
+std::string Described(const Topology& topology, const std::string& from = "") {
+  std::string text = absl::StrCat(from, topology::Describe(topology));
+  if (const absl::StatusOr<topology::Fabric> fabric = topology::Compile(topology); fabric.ok())
+    absl::StrAppend(&text, "\n", topology::PrintDomains(*fabric));
+  return SafeLines(text, "");
+}
+
+absl::Status WriteOrPrint(const Args& args, const absl::StatusOr<Topology>& topology) {
+  if (!topology.ok()) return topology.status();
+  const std::string text = topology::PrintTopology(*topology);
   if (args.Has("out")) return WriteFileDurable(args.Get("out"), text, 0644);
   Print(text);
   return absl::OkStatus();
 }
 
+absl::Status Capture(const Args& args) {
+  GT_RETURN_IF_ERROR(RefuseFlags(args, {"svg"}, "show"));
+  GT_RETURN_IF_ERROR(RefuseFlags(args, kOfMeasure, "measure"));
+  if (args.words.size() > 1)
+    return absl::InvalidArgumentError("topology capture takes no file; --out FILE says where it goes");
+  return WriteOrPrint(args, Captured(args));
+}
+
+absl::Status MeasureTopology(const Args& args) {
+  GT_RETURN_IF_ERROR(RefuseFlags(args, {"svg"}, "show"));
+  GT_RETURN_IF_ERROR(RefuseFlags(args, kOfSources, "capture"));
+  if (args.words.size() > 1)
+    return absl::InvalidArgumentError("topology measure takes no file; --out FILE says where it goes");
+  GT_ASSIGN_OR_RETURN(const Shape shape, ShapeOfAll(args));
+  const absl::StatusOr<Topology> topology = MeasuredTopology(args, shape);
+  GT_RETURN_IF_ERROR(WriteOrPrint(args, topology));
+  if (args.Has("out")) Print(Described(*topology) + "\n");
+  return absl::OkStatus();
+}
+
 absl::Status Show(const Args& args) {
-  for (const char* flag : {"out", "like", "hwloc", "slurm", "ib", "aws", "gcp", "racks"}) {
-    if (args.Has(flag))
-      return absl::InvalidArgumentError(absl::StrCat("--", flag, " goes with `gtrain topology capture`"));
-  }
+  GT_RETURN_IF_ERROR(RefuseFlags(args, {"out", "like"}, "capture"));
+  GT_RETURN_IF_ERROR(RefuseFlags(args, kOfSources, "capture"));
+  GT_RETURN_IF_ERROR(RefuseFlags(args, kOfMeasure, "measure"));
   if (args.words.size() == 2 && args.Has("context"))
     return absl::InvalidArgumentError("topology show: a FILE or a --context, not both");
   Topology topology;
@@ -121,19 +161,16 @@ absl::Status Show(const Args& args) {
         absl::StrCat("--svg ", args.Get("svg"), " is the topology file itself"));
   if (args.Has("svg"))
     GT_RETURN_IF_ERROR(WriteFileDurable(args.Get("svg"), topology::DrawSvg(topology), 0644));
-  std::string text = absl::StrCat(from, topology::Describe(topology));
-  // What placement makes of it shows a misspelt link.
-  if (const absl::StatusOr<topology::Fabric> fabric = topology::Compile(topology); fabric.ok())
-    absl::StrAppend(&text, "\n", topology::PrintDomains(*fabric));
-  Print(SafeLines(text, "") + "\n");
+  Print(Described(topology, from) + "\n");
   return absl::OkStatus();
 }
 
 int RunTopology(const Args& args) {
   const std::string& action = args.words[0];
-  absl::Status done = absl::InvalidArgumentError(
-      absl::StrCat("topology: unknown action \"", SafeText(action), "\"; there are capture and show"));
+  absl::Status done = absl::InvalidArgumentError(absl::StrCat("topology: unknown action \"", SafeText(action),
+                                                              "\"; there are capture, measure and show"));
   if (action == "capture") done = Capture(args);
+  if (action == "measure") done = MeasureTopology(args);
   if (action == "show") done = Show(args);
   return done.ok() ? kDone : Report(done);
 }
@@ -144,25 +181,32 @@ Verb TopologyVerb() {
   Verb verb;
   verb.name = "topology";
   verb.summary = "Write and show what a cluster is made of";
-  verb.usage = "capture [flags] | show [FILE | --context NAME] [--svg FILE]";
+  verb.usage = "capture [flags] | measure [flags] | show [FILE | --context NAME] [--svg FILE]";
   verb.details =
       "A topology file has machines, GPUs, NICs, switches and links (docs/formats/topology.md). It may be "
       "written\n"
       "by hand. `gtrain head --topology FILE` has launches follow it, `gtrain plan JOB.yaml --topology FILE` "
       "plans\n"
-      "without a cluster, and show without a file shows what the cluster's head follows.\n\n"
+      "without a cluster, and show without a file shows what the cluster's head follows. measure has "
+      "machines\n"
+      "without jobs exchange data, by a job of some seconds: which of them hang together, and what links "
+      "carry "
+      "when all\n"
+      "of them do.\n\n"
       "  gtrain topology capture --out this.json                 this machine, by hwloc and sysfs\n"
       "  gtrain topology capture --slurm topology.conf --like this.json --out cluster.json\n"
+      "  gtrain topology measure --like this.json --out cluster.json --pairs pairs.json\n"
       "  gtrain topology show cluster.json --svg cluster.svg";
   for (const Source& source : kSources) verb.flags.push_back({source.flag, '\0', "FILE", source.help});
   verb.flags.push_back({"hwloc", '\0', "FILE", "one machine, from the XML of `lstopo --of xml`"});
   verb.flags.push_back({"like", '\0', "FILE", "a topology whose one shape all machines get"});
   verb.flags.push_back({"out", '\0', "FILE", "write it here instead of to stdout"});
+  for (Flag& flag : MeasureFlags()) verb.flags.push_back(std::move(flag));
   verb.flags.push_back({"svg", '\0', "FILE", "with show: also draw it"});
   verb.flags.push_back(ContextFlag());
   verb.words_min = 1;
   verb.words_max = 2;
-  verb.actions = {"capture", "show"};
+  verb.actions = {"capture", "measure", "show"};
   verb.run = RunTopology;
   return verb;
 }

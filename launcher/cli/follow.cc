@@ -302,6 +302,7 @@ class Follower {
         ctrl_c_stops_(options.ctrl_c_stops),
         tell_restore_(options.tell_restore),
         bare_(options.bare),
+        show_(options.show),
         reader_(cluster, job_id, options),
         from_start_(options.from_start) {}
 
@@ -401,11 +402,12 @@ class Follower {
   }
 
   void ShowOutput(bool flush) {
-    const std::vector<RankOutput::Piece> pieces = output_->Take(flush);
+    std::vector<RankOutput::Piece> pieces = output_->Take(flush);
     for (size_t i = 0; bare_ != nullptr && i < pieces.size(); ++i) {
       for (const absl::string_view line : absl::StrSplit(absl::StripSuffix(pieces[i].text, "\n"), '\n'))
         bare_->emplace_back(line);
     }
+    if (!show_) std::erase_if(pieces, [](const RankOutput::Piece& piece) { return !piece.is_stderr; });
     closed_ = closed_ || !screen_.Output(
                              pieces, screen_.terminal() ? output_->Unfinished() : std::vector<std::string>());
   }
@@ -606,6 +608,7 @@ class Follower {
   bool told_hidden_ = false;
   bool head_gone_ = false;
   std::vector<std::string>* const bare_;
+  const bool show_;
   std::optional<RankOutput> output_;
   OutputReader reader_;
   absl::Duration look_every_ = kLookMin;

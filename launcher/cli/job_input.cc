@@ -67,6 +67,8 @@ absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
                                            Unexpanded(env.substr(equals + 1))));
   }
   if (args.Has("name")) options.overlays.push_back(TextOverlay("--name", "name", args.Get("name")));
+  if (args.Has("rank0-host"))
+    options.overlays.push_back(TextOverlay("--rank0-host", "where.rank0", args.Get("rank0-host")));
   if (args.Has("ranks")) {
     spec::Overlay overlay =
         TextOverlay(absl::StrCat("-n ", args.Get("ranks").substr(0, 40)), "ranks", args.Get("ranks"));
@@ -114,6 +116,7 @@ std::vector<Flag> JobFlags() {
       {"set", '\0', "KEY=VALUE", "set a key of the job, dotted (checkpoint.every=60s); repeatable", true},
       {"env", '\0', "NAME=VALUE", "an environment variable of the ranks; repeatable", true},
       {"name", '\0', "NAME", "name of the job"},
+      {"rank0-host", '\0', "HOST", "where rank 0 goes (where.rank0)"},
   };
 }
 

@@ -33,8 +33,9 @@ constexpr size_t kRanksShown = 64;
 
 absl::Status Wrong(const std::string& message) { return absl::InvalidArgumentError(message); }
 
-// "tp=4GB,dp=400MB": what a rank sends a step along each axis.
-absl::Status SetTraffic(const std::string& text, Mesh& mesh) {
+}  // namespace
+
+absl::Status SetTraffic(const std::string& text, spec::JobSpec& job) {
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::vector<std::string> halves = absl::StrSplit(item, absl::MaxSplits('=', 1));
     const bool has_unit = halves.size() == 2 && !halves[1].empty() && !absl::ascii_isdigit(halves[1].back());
@@ -42,14 +43,15 @@ absl::Status SetTraffic(const std::string& text, Mesh& mesh) {
     if (!bytes.ok() || *bytes == 0)
       return Wrong(absl::StrCat("--traffic: ", spec::Shown(item),
                                 " must be AXIS=SIZE, a whole number and a unit: tp=4GB, dp=400MB"));
-    const auto axis = std::ranges::find(mesh.axes, halves[0], &topology::Axis::name);
-    if (axis == mesh.axes.end())
-      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item), ": the mesh ", topology::PrintMesh(mesh),
-                                " has no such axis"));
-    axis->gb = static_cast<double>(*bytes) / 1e9;
+    if (!spec::HasAxis(job.mesh, halves[0]))
+      return Wrong(absl::StrCat("--traffic: ", spec::Shown(item), ": the job's mesh has no such axis",
+                                job.mesh.empty() ? " but dp" : ""));
+    job.traffic[halves[0]] = *bytes;
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 // As many ranks as the job may have and the topology takes, in whole copies of the model.
 absl::StatusOr<int64_t> RanksOf(const spec::JobSpec& job, const Topology& topology, int64_t usable) {
@@ -104,6 +106,22 @@ absl::Status KeepPlaces(const std::string& path, Planned& planned) {
   plan.spare_slots.clear();
   planned.moves = moved.moves;
   return absl::OkStatus();
+}
+
+// Rank 0 on its host, the others around it as before.
+void MoveRank0(const std::string& host, Planned& planned) {
+  topology::Plan& plan = planned.plan;
+  const auto there = std::ranges::find_if(plan.slot_of_rank, [&](int32_t slot) {
+    return planned.topology.machines[planned.fabric.slots[slot].machine].name == host;
+  });
+  if (there == plan.slot_of_rank.end()) {
+    plan = {};
+    plan.reason = absl::StrCat("rank 0 goes on ", host, " by where.rank0, and no rank of the plan is there");
+    return;
+  }
+  plan.slot_of_rank =
+      topology::Shifted(planned.request.mesh, plan.slot_of_rank, there - plan.slot_of_rank.begin());
+  plan.cost = Evaluate(planned.fabric, planned.request.mesh, plan.slot_of_rank);
 }
 
 json ToJson(const Planned& planned) {
@@ -164,11 +182,11 @@ absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) 
   const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, request);
   GT_ASSIGN_OR_RETURN(const int64_t ranks,
                       RanksOf(job, planned.topology, static_cast<int64_t>(usable.size())));
-  request.mesh = plan::MeshOf(job.mesh, ranks);
-  if (args.Has("traffic")) GT_RETURN_IF_ERROR(SetTraffic(args.Get("traffic"), request.mesh));
+  request.mesh = plan::MeshOf(job.mesh, ranks, job.traffic);
   planned.plan = MakePlan(planned.topology, planned.fabric, request);
   if (args.Has("rankfile") && planned.plan.placed)
     GT_RETURN_IF_ERROR(KeepPlaces(args.Get("rankfile"), planned));
+  if (!job.where_rank0.empty() && planned.plan.placed) MoveRank0(job.where_rank0, planned);
   return planned;
 }
 
@@ -189,10 +207,11 @@ absl::StatusOr<Topology> TopologyOfHead(Cluster& cluster, std::string* source) {
 }
 
 std::vector<Flag> TopologyFlags() {
-  return {{"topology", '\0', "FILE", "plan for the cluster of this file (gtrain topology)"},
-          {"traffic", '\0', "AXIS=SIZE,...", "with --topology: what a rank sends a step along an axis"},
-          {"rankfile", '\0', "FILE", "with --topology: ranks keep these places where they can"},
-          {"rankfile-out", '\0', "FILE", "with --topology: write the plan as a rankfile"}};
+  return {
+      {"topology", '\0', "FILE", "plan for the cluster of this file (gtrain topology)"},
+      {"traffic", '\0', "AXIS=SIZE,...", "what a rank sends a step along an axis, over the job's `traffic`"},
+      {"rankfile", '\0', "FILE", "with --topology: ranks keep these places where they can"},
+      {"rankfile-out", '\0', "FILE", "with --topology: write the plan as a rankfile"}};
 }
 
 absl::StatusOr<int> PlanOnTopology(const Args& args, const JobInput& input) {

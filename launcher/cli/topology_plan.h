@@ -15,6 +15,9 @@ absl::StatusOr<topology::Topology> ReadTopology(const std::string& path);
 // `source`: gets "file", "labels" or "none".
 absl::StatusOr<topology::Topology> TopologyOfHead(Cluster& cluster, std::string* source = nullptr);
 
+// "tp=4GB,dp=400MB": what a rank sends a step along each axis.
+absl::Status SetTraffic(const std::string& text, spec::JobSpec& job);
+
 // The flags of plan that go with --topology, and --topology itself.
 std::vector<Flag> TopologyFlags();
 

@@ -1,4 +1,5 @@
-"""Machines made of network namespaces: a switch (a bridge in a namespace of its own) and one cable a node.
+"""Machines made of network namespaces: a switch (a bridge in a namespace of its own) and one cable a node; or leaf
+switches, bridges with an uplink each to one in the middle.
 
 Needs root, ip(8) and the right to make namespaces; usable() says what is missing. Names carry the pid, nothing
 outside the namespaces made here is touched, and remove() takes everything away again.
@@ -30,9 +31,10 @@ def usable():
 
 
 class Nets:
-    def __init__(self, nodes, six=False):
-        """six: the cables carry IPv6 alone."""
+    def __init__(self, nodes, six=False, leaf_of=None):
+        """six: the cables carry IPv6 alone. leaf_of: of each node the number of its leaf, or None for the middle."""
         self.six = six
+        self.leaf_of = leaf_of or [None] * nodes
         self.made = []
         self.stem = f'gt{os.getpid()}'
         self.switch = self.stem + 's'
@@ -50,9 +52,16 @@ class Nets:
             ip('-n', name, 'link', 'set', 'lo', 'up')
         ip('-n', self.switch, 'link', 'add', 'name', 'br0', 'type', 'bridge')
         ip('-n', self.switch, 'link', 'set', 'br0', 'up')
+        for leaf in sorted({leaf for leaf in self.leaf_of if leaf is not None}):
+            ip('-n', self.switch, 'link', 'add', 'name', f'leaf{leaf}', 'type', 'bridge')
+            ip('-n', self.switch, 'link', 'set', f'leaf{leaf}', 'up')
+            ip('-n', self.switch, 'link', 'add', 'name', f'up{leaf}', 'type', 'veth', 'peer', 'name', f'down{leaf}')
+            for end, bridge in ((f'up{leaf}', f'leaf{leaf}'), (f'down{leaf}', 'br0')):
+                ip('-n', self.switch, 'link', 'set', end, 'master', bridge, 'up')
         for index, name in enumerate(self.nodes):
+            bridge = 'br0' if self.leaf_of[index] is None else f'leaf{self.leaf_of[index]}'
             ip('-n', self.switch, 'link', 'add', 'name', f'p{index}', 'type', 'veth', 'peer', 'name', 'eth0', 'netns', name)
-            ip('-n', self.switch, 'link', 'set', f'p{index}', 'master', 'br0', 'up')
+            ip('-n', self.switch, 'link', 'set', f'p{index}', 'master', bridge, 'up')
             # Without duplicate address detection: for a second or two the address could not be used.
             how = ['/64', 'nodad'] if self.six else ['/24']
             ip('-n', name, 'addr', 'add', self.address(index) + how[0], 'dev', 'eth0', *how[1:])
@@ -102,6 +111,15 @@ class Nets:
         """What the node sends is limited, e.g. '1mbit', with a queue of so many bytes before packets are lost."""
         ip('netns', 'exec', self.nodes[index], 'tc', 'qdisc', 'replace', 'dev', 'eth0', 'root', 'tbf', 'rate', rate,
            'burst', '8kb', 'limit', str(queue))
+
+    def narrow_links(self, node_rate, uplink_rate):
+        """Both directions of each cable of a node on a leaf, and of each uplink."""
+        ends = [(self.nodes[index], 'eth0', node_rate) for index, leaf in enumerate(self.leaf_of) if leaf is not None]
+        ends += [(self.switch, f'p{index}', node_rate) for index, leaf in enumerate(self.leaf_of) if leaf is not None]
+        ends += [(self.switch, f'{side}{leaf}', uplink_rate) for leaf in set(self.leaf_of) - {None} for side in ('up', 'down')]
+        for name, device, rate in ends:
+            ip('netns', 'exec', name, 'tc', 'qdisc', 'replace', 'dev', device, 'root', 'tbf', 'rate', rate,
+               'burst', '16kb', 'latency', '50ms')
 
     def unshape(self, index):
         ip('netns', 'exec', self.nodes[index], 'tc', 'qdisc', 'del', 'dev', 'eth0', 'root', check=False)

@@ -5,6 +5,9 @@ import unittest
 
 import cluster
 import harness
+import nets
+
+REASON = nets.usable()
 
 
 class TopologyLaunchTest(cluster.ClusterTest):
@@ -64,6 +67,86 @@ class TopologyLaunchTest(cluster.ClusterTest):
         self.assertIn('/nowhere.json', done.stderr)
         done = self.gtrain('agent', '--label', 'fabric=rack 1', expect=2)
         self.assertIn('fabric', done.stderr)
+
+
+@unittest.skipIf(REASON, REASON)
+class MeasureTest(cluster.ClusterTest):
+    """Eight machines on two leaves, every second one on the other, with an eighth of a machine's link between them."""
+    agent_count = 8
+
+    def setUp(self):
+        self.nets = nets.Nets(self.agent_count + 1, leaf_of=[None] + [index % 2 for index in range(self.agent_count)])
+        self.addCleanup(self.nets.remove)
+        super().setUp()
+        self.nets.narrow_links('160mbit', '20mbit')
+
+    def inside(self, index):
+        return self.nets.inside(index)
+
+    def agent_inside(self, index):
+        return self.nets.inside(index + 1)
+
+    def address(self, index):
+        return self.nets.address(index)
+
+    def measure(self, *words, expect=0):
+        return self.client('topology', 'measure', '--context', 'lab', '--run-dir', self.dir, *words, expect=expect, timeout=180)
+
+    def hosts(self, name):
+        return [rank['hostname'] for rank in sorted(self.job(name)['ranks'], key=lambda rank: rank['rank'])]
+
+    def test_leaves_are_found_and_launches_follow_them(self):
+        path, pairs = os.path.join(self.dir, 'measured.json'), os.path.join(self.dir, 'pairs.json')
+        done = self.measure('--out', path, '--pairs', pairs)
+        self.assertIn('leaf', done.stdout)
+        with open(path) as file:
+            links = json.load(file)['links']
+        leaf_of = {host: link['to'] for link in links for host in expand(link['from']) if host.startswith('node')}
+        groups = {frozenset(host for host in leaf_of if leaf_of[host] == leaf) for leaf in leaf_of.values()}
+        self.assertEqual(groups, {frozenset(f'node{i}' for i in range(0, 8, 2)), frozenset(f'node{i}' for i in range(1, 8, 2))}, links)
+        uplinks = [link['gb_s'] for link in links if link['to'] == 'core']
+        own = [link['gb_s'] for link in links if link['to'] != 'core']
+        # No link carries more than it is made for (2.5 and 20 MB/s; a quarter more while its bucket empties), and the ways that the leaves share are far narrower than others.
+        self.assertLess(max(uplinks), 0.0031)
+        self.assertLess(max(own), 0.025)
+        self.assertLess(max(uplinks) * 3, min(own))
+        with open(pairs) as file:
+            kept = json.load(file)['pairs']
+        self.assertEqual(len(kept), 28)
+
+        # A link that has become slow since then is named.
+        for pair in kept:
+            if 'node3' in (pair['a'], pair['b']):
+                pair['gb_s'] *= 100
+        with open(pairs, 'w') as file:
+            json.dump({'gtrain_pairs': 1, 'pairs': kept}, file)
+        self.assertIn('slower than it was: node0 - node3: ', self.measure('--out', path, '--pairs', pairs).stderr)
+
+        self.kill_head()
+        self.start_head('--topology', path)
+        harness.wait_until('every node to be ready', lambda: self.nodes_in('alive') == self.agent_count)
+        until = os.path.join(self.dir, 'go')
+        self.submit(self.job_file('pairs', f'name: pairs\nrun: {cluster.SDK_STEPPER} {self.out} 20 {until}\n'
+                                           'mesh: {dp: 2, tp: 4}\nnodes: 8\nranks_per_node: 1\n'))
+        self.wait_for_state('pairs', 'RUNNING')
+        hosts = self.hosts('pairs')
+        self.assertEqual({frozenset(hosts[:4]), frozenset(hosts[4:])}, groups)
+        # Machines that work are not measured.
+        self.assertIn('node[0-7] have jobs', self.measure(expect=1).stderr)
+        self.client('stop', 'pairs', '--now')
+        self.wait_for_state('pairs', 'CANCELLED')
+
+
+def expand(hosts):
+    """node[0,2-3] is node0 node2 node3."""
+    stem, bracket, rest = hosts.partition('[')
+    if not bracket:
+        return [hosts]
+    out = []
+    for part in rest.rstrip(']').split(','):
+        first, _, last = part.partition('-')
+        out += [f'{stem}{number}' for number in range(int(first), int(last or first) + 1)]
+    return out
 
 
 class BindingTest(cluster.ClusterTest):
