@@ -221,8 +221,12 @@ class ExecCommunicator::Members final : public DataTransport {
 ExecCommunicator::ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
     : bootstrap_(bootstrap), options_(std::move(options)), timeout_(options_.user.timeout) {
   std::vector<NodeId> nodes;
-  for (const Member& m : bootstrap->members()) nodes.push_back(m.node);
-  hierarchy_ = MakeHierarchy(nodes, bootstrap->rank());
+  std::vector<int> order;
+  for (const Member& m : bootstrap->members()) {
+    nodes.push_back(m.node);
+    order.push_back(m.fabric_order);
+  }
+  hierarchy_ = MakeHierarchy(nodes, bootstrap->rank(), order);
   if (this->nodes() > 1 && !options_.transport) links_.KeepWith(bootstrap);
 }
 

@@ -65,6 +65,27 @@ TEST(Communicator, SeveralMachinesOverAFakeNetwork) {
   }
 }
 
+// The order of machines is not that of their ranks.
+TEST(Communicator, MachinesInTheOrderOfTheFabric) {
+  const std::vector<std::pair<std::vector<std::string>, std::vector<int>>> worlds{
+      {{"a", "b", "c", "d"}, {0, 2, 1, 3}},
+      {{"a", "b", "c"}, {2, 1, 0}},
+      {{"a", "b", "a", "c", "b"}, {1, 2, 1, 0, 2}},
+      {{"a", "a", "b", "b", "c", "c"}, {0, 0, 2, 2, 1, 1}}};
+  for (const auto& [nodes, order] : worlds) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    for (const Body& body : {Body(Everything), Body(DirectMemory), Body(Uneven), Body(Messages)}) {
+      FakeWorld world(nodes);
+      world.SetFabricOrder(order);
+      ExpectAllOk(RunThreads(world, body));
+    }
+    if (nodes.size() % 2 != 0) continue;
+    FakeWorld world(nodes);
+    world.SetFabricOrder(order);
+    ExpectAllOk(RunThreads(world, RowsAndColumns));
+  }
+}
+
 // The values of GTRAIN_COMM_ALGO that fit: where each machine has one rank, and where some have several.
 std::vector<std::string> AlgorithmsOn(const std::vector<std::string>& nodes) {
   if (std::set<std::string>(nodes.begin(), nodes.end()).size() == nodes.size())

@@ -174,6 +174,10 @@ FakeWorld::FakeWorld(const std::vector<std::string>& node_of_rank, const std::ve
   shared_ = static_cast<Shared*>(page);
 }
 
+void FakeWorld::SetFabricOrder(const std::vector<int>& of_rank) {
+  for (size_t rank = 0; rank < members_.size(); ++rank) members_[rank].fabric_order = of_rank[rank];
+}
+
 void FakeWorld::Leave(int rank) { shared_->left.fetch_or(uint64_t{1} << rank, std::memory_order_release); }
 
 FakeWorld::~FakeWorld() {

@@ -27,6 +27,8 @@ class FakeWorld {
   void Revoke(const std::string& reason);
   // If true, Revoke wakes sleeping ranks at once, by a thread of each rank.
   bool wakes = false;
+  // Member::fabric_order of each rank. Before any of them starts.
+  void SetFabricOrder(const std::vector<int>& of_rank);
   // From now on `rank` is among Left() of every rank.
   void Leave(int rank);
   // Called by Arena() of each rank, which returns its error. For ranks that are threads; set before they

@@ -36,18 +36,22 @@ std::vector<int> Hierarchy::NodeMajor() const {
   return order;
 }
 
-Hierarchy MakeHierarchy(const std::vector<NodeId>& node_of_rank, int rank) {
+Hierarchy MakeHierarchy(const std::vector<NodeId>& node_of_rank, int rank,
+                        const std::vector<int>& order_of_rank) {
   Hierarchy h;
   std::map<NodeId, size_t> index;
   for (size_t r = 0; r < node_of_rank.size(); ++r) {
-    auto [it, added] = index.try_emplace(node_of_rank[r], h.nodes.size());
+    const auto [it, added] = index.try_emplace(node_of_rank[r], h.nodes.size());
     if (added) h.nodes.emplace_back();
-    if (static_cast<int>(r) == rank) {
-      h.node = static_cast<int>(it->second);
-      h.local = static_cast<int>(h.nodes[it->second].size());
-    }
     h.nodes[it->second].push_back(static_cast<int>(r));
   }
+  if (!order_of_rank.empty()) {
+    std::ranges::stable_sort(h.nodes, {}, [&](const std::vector<int>& ranks) {
+      return order_of_rank[static_cast<size_t>(ranks.front())];
+    });
+  }
+  h.node = h.NodeOf(rank);
+  h.local = static_cast<int>(std::ranges::find(h.peers(), rank) - h.peers().begin());
   return h;
 }
 

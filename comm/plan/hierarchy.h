@@ -9,7 +9,7 @@
 namespace gtrain::comm {
 
 struct Hierarchy {
-  std::vector<std::vector<int>> nodes;  // ranks ascending; nodes in the order of their lowest rank
+  std::vector<std::vector<int>> nodes;  // ranks ascending; nodes in the order of MakeHierarchy
   int node = 0;                         // of this rank, index into nodes
   int local = 0;                        // index into nodes[node]
 
@@ -27,6 +27,9 @@ struct Hierarchy {
   std::vector<int> NodeMajor() const;
 };
 
-Hierarchy MakeHierarchy(const std::vector<NodeId>& node_of_rank, int rank);
+// Nodes come in the order of the number that their lowest rank has in `order_of_rank`, and, where that is
+// equal or the list empty, in that of their lowest rank.
+Hierarchy MakeHierarchy(const std::vector<NodeId>& node_of_rank, int rank,
+                        const std::vector<int>& order_of_rank = {});
 
 }  // namespace gtrain::comm

@@ -157,6 +157,23 @@ std::string ToText(const Schedule& schedule) {
   return text;
 }
 
+// Two leaves of neighbours: what goes from one to the other is what one rank reduces, whatever n is. With the
+// far half first it was n / 2 times as much, all of it through one uplink at the same time.
+TEST(Schedule, HalvingSendsFarAwayOnlyWhatIsLeft) {
+  for (const int ranks : {2, 4, 8, 16, 64}) {
+    constexpr uint64_t kCount = 6400;
+    uint64_t crossing = 0;
+    for (int rank = 0; rank < ranks / 2; ++rank) {
+      for (const Round& round : HalvingDoublingAllReduce(rank, ranks, kCount)) {
+        for (const Action& a : round) {
+          if (a.kind == ActionKind::kSend && a.peer >= ranks / 2) crossing += a.count;
+        }
+      }
+    }
+    EXPECT_EQ(crossing, kCount) << ranks;
+  }
+}
+
 // The schedule of each algorithm on one rank, written down: a change of it shows here.
 TEST(Schedule, GoldenTexts) {
   EXPECT_EQ(ToText(RingAllReduce(0, 3, 9)),
@@ -165,10 +182,10 @@ TEST(Schedule, GoldenTexts) {
             "receive 0+3@2, send 3+3@1\n"
             "receive 6+3@2, send 0+3@1\n");
   EXPECT_EQ(ToText(HalvingDoublingAllReduce(1, 4, 10)),
-            "send 6+4@3, reduce 0+6@3\n"
-            "send 0+3@0, reduce-under 3+3@0\n"
-            "send 3+3@0, receive 0+3@0\n"
-            "send 0+6@3, receive 6+4@3\n");
+            "send 0+6@0, reduce-under 6+4@0\n"
+            "send 8+2@3, reduce 6+2@3\n"
+            "send 6+2@3, receive 8+2@3\n"
+            "send 6+4@0, receive 0+6@0\n");
   // Ranks 0 and 1 fold to place 0, rank 2 is place 1.
   EXPECT_EQ(ToText(HalvingDoublingAllReduce(0, 3, 4)),
             "reduce 0+4@1\n"
@@ -529,6 +546,11 @@ TEST(Hierarchy, LeadersAndOrder) {
   EXPECT_THAT(MakeHierarchy(more, 0).Rail(), testing::ElementsAre(0, 1));
   EXPECT_THAT(MakeHierarchy(more, 4).Rail(), testing::ElementsAre(2, 4));
   EXPECT_TRUE(MakeHierarchy(more, 3).Rail().empty());
+  const Hierarchy ordered = MakeHierarchy(nodes, 3, {1, 2, 1, 2, 0});
+  EXPECT_THAT(ordered.NodeMajor(), testing::ElementsAre(4, 0, 2, 1, 3));
+  EXPECT_EQ(ordered.node, 2);
+  EXPECT_EQ(ordered.local, 1);
+  EXPECT_EQ(ordered.NodeOf(4), 0);
   EXPECT_EQ(h.NodeOf(3), 1);
   EXPECT_THAT(h.NodeMajor(), testing::ElementsAre(0, 2, 1, 3, 4));
 }

@@ -1,6 +1,7 @@
 // Ring all-reduce (reduce-scatter, then all-gather) after Patarasu and Yuan (2009); recursive
-// doubling and halving with a fold for counts of ranks that are no power of two, and the binomial broadcast
-// tree, after Thakur, Rabenseifner and Gropp (2005); two trees after Sanders, Speck and Traeff (2009).
+// doubling, halving with doubling distance with a fold for counts of ranks that are no power of two, and the
+// binomial broadcast tree, after Thakur, Rabenseifner and Gropp (2005); two trees after Sanders, Speck and
+// Traeff (2009).
 //
 // Why all ranks end with the same bits: in the ring, in halving and in the trees each element is reduced
 // along one fixed path and then copied; in recursive doubling both partners of an exchange compute
@@ -113,21 +114,29 @@ Schedule DoublingAllReduce(int rank, int ranks, uint64_t count) {
 
 Schedule HalvingDoublingAllReduce(int rank, int ranks, uint64_t count) {
   return WithFold(rank, ranks, count, [&](const Fold& fold, Schedule& schedule) {
-    // The block of `width` parts that has the part `place`: what such a place is left with by halving.
+    // Most goes to the nearest: machines are numbered so that neighbours share a switch, and what leaves it
+    // is narrower. So the distance doubles while the data halves, and a place ends with the part that its
+    // bits give from behind.
+    const auto part_of = [&](int place) {
+      int part = 0;
+      for (int bit = 1; bit < fold.power; bit *= 2) part = 2 * part + (place & bit ? 1 : 0);
+      return part;
+    };
+    // The block of `width` parts that a place is left with by halving.
     const auto block = [&](int place, int width) {
-      const int first = place / width * width;
+      const int first = part_of(place) / width * width;
       const uint64_t begin = EvenPart(count, fold.power, first).begin;
       const Range last = EvenPart(count, fold.power, first + width - 1);
       return Range{begin, last.begin + last.count - begin};
     };
-    for (int mask = fold.power / 2; mask > 0; mask /= 2) {
-      const int peer_place = fold.place ^ mask, peer = fold.RankAt(peer_place);
-      AddRound(schedule, {Send(peer, block(peer_place, mask)),
-                          Reduce(peer, block(fold.place, mask), peer_place < fold.place)});
+    for (int width = fold.power / 2, distance = 1; width > 0; width /= 2, distance *= 2) {
+      const int peer_place = fold.place ^ distance, peer = fold.RankAt(peer_place);
+      AddRound(schedule, {Send(peer, block(peer_place, width)),
+                          Reduce(peer, block(fold.place, width), peer_place < fold.place)});
     }
-    for (int mask = 1; mask < fold.power; mask *= 2) {
-      const int peer_place = fold.place ^ mask, peer = fold.RankAt(peer_place);
-      AddRound(schedule, {Send(peer, block(fold.place, mask)), Receive(peer, block(peer_place, mask))});
+    for (int width = 1, distance = fold.power / 2; distance > 0; width *= 2, distance /= 2) {
+      const int peer_place = fold.place ^ distance, peer = fold.RankAt(peer_place);
+      AddRound(schedule, {Send(peer, block(fold.place, width)), Receive(peer, block(peer_place, width))});
     }
   });
 }

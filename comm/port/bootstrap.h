@@ -24,6 +24,9 @@ struct Member {
   int local_rank = 0;
   NodeId node;          // equal NodeId = same machine = shared memory
   std::string address;  // data-plane IP address of the node
+  // Machines are gone through in the order of this, and in that of their lowest ranks where it is equal, so
+  // that neighbours hang near each other. The same for all ranks of a node.
+  int fabric_order = 0;
 };
 
 class Fabric;  // comm/ucx/fabric.h

@@ -173,6 +173,7 @@ struct NodePlace {
   rack @4 :Text;
   nearPort @5 :Int32;
   nearKey @6 :Text;
+  fabricOrder @7 :Int32;
 }
 
 struct GenerationGrant {

@@ -107,6 +107,7 @@ GT_FIELDS(core::NodePlace) {
   GT_TEXT(rack, Rack, kNameBytesMax);
   GT_NUMBER(near_port, NearPort, 0, 65535);
   GT_TEXT(near_key, NearKey, kNameBytesMax);
+  GT_NUMBER(fabric_order, FabricOrder, 0, kRanksMax);
 }
 GT_FIELDS(core::CheckpointReport) {
   GT_ID(job, Job);

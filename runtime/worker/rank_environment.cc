@@ -140,6 +140,7 @@ absl::StatusOr<std::vector<comm::Member>> ParseMembers(const std::string& text, 
       m.local_rank = entry.at("local_rank").get<int>();
       m.node = NodeId(entry.at("node").get<std::string>());
       m.address = entry.at("address").get<std::string>();
+      m.fabric_order = entry.value("fabric_order", 0);
     }
   } catch (const nlohmann::json::exception& e) {
     return absl::FailedPreconditionError(absl::StrCat("GTRAIN_MEMBERS: ", e.what()));

@@ -793,6 +793,19 @@ TEST_F(InProcess, RanksOfAnotherLauncherAreRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(Session::Join().status()));
 }
 
+TEST(ParseMembers, TheOrderOfMachinesIsOptional) {
+  const auto parse = [](const std::string& more) {
+    return ParseMembers(
+        absl::StrCat(R"({"generation":3,"members":[{"rank":0,"local_rank":0,"node":"n","address":"::1")",
+                     more, "}]}"),
+        3, 1);
+  };
+  ASSERT_TRUE(parse("").ok());
+  EXPECT_EQ(parse("")->at(0).fabric_order, 0);
+  EXPECT_EQ(parse(R"(,"fabric_order":7)")->at(0).fabric_order, 7);
+  EXPECT_FALSE(parse(R"(,"fabric_order":"first")").ok());
+}
+
 TEST_F(InProcess, DamagedEnvironmentIsNamed) {
   FakeKeeper keeper(1);
   SetEnvironment(keeper, 0, 1);

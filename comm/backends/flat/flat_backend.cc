@@ -1,4 +1,5 @@
-// With one rank on each machine the number of a machine is the number of its rank.
+// Schedules number the machines in the order in which they are gone through; blocks of memory and roots are
+// those of ranks.
 #include "comm/backends/flat/flat_backend.h"
 
 #include <algorithm>
@@ -19,10 +20,15 @@ constexpr size_t kScheduleBytes = 16 << 20;
 class FlatBackend final : public CollectiveBackend {
  public:
   FlatBackend(const Hierarchy* hierarchy, BetweenMachines* between)
-      : rank_(hierarchy->node),
+      : machine_(hierarchy->node),
         ranks_(static_cast<int>(hierarchy->nodes.size())),
+        rank_of_(hierarchy->NodeMajor()),
+        machine_of_(rank_of_.size()),
         between_(between),
-        records_(hierarchy->nodes.size()) {}
+        records_(rank_of_.size()) {
+    for (int m = 0; m < ranks_; ++m) machine_of_[static_cast<size_t>(rank_of_[m])] = m;
+    rank_ = rank_of_[static_cast<size_t>(machine_)];
+  }
 
   absl::Status Enter(const OpRecord& record, const Watch& watch) override {
     return EnterWith(record, nullptr, 0, watch);
@@ -46,7 +52,20 @@ class FlatBackend final : public CollectiveBackend {
     summands_.Into(data, record.count, record, divisor);
   }
 
-  const int rank_, ranks_;
+  // Where the block of the rank of each machine begins.
+  void AtBlocks(uint64_t count, bool receives_too, Schedule& schedule) const {
+    for (Round& round : schedule) {
+      for (Action& a : round) {
+        if (a.kind == ActionKind::kSend || receives_too)
+          a.offset = static_cast<uint64_t>(rank_of_[static_cast<size_t>(a.peer)]) * count;
+      }
+    }
+  }
+
+  const int machine_, ranks_;
+  const std::vector<int> rank_of_;  // [machine]
+  std::vector<int> machine_of_;     // [rank]
+  int rank_ = 0;
   BetweenMachines* const between_;
   std::vector<OpRecord> records_;  // where somebody differs
   Summands summands_;
@@ -82,8 +101,8 @@ absl::Status FlatBackend::AllReduce(const OpRecord& r, const Operands& operands,
 
 absl::Status FlatBackend::Broadcast(const OpRecord& r, const Operands& operands, const Watch& watch) {
   GT_RETURN_IF_ERROR(Enter(r, watch));
-  return between_->Run(TreeBroadcast(rank_, ranks_, r.root, r.count), operands.output, r.dtype,
-                       ReduceOp::kSum, watch);
+  return between_->Run(TreeBroadcast(machine_, ranks_, machine_of_[static_cast<size_t>(r.root)], r.count),
+                       operands.output, r.dtype, ReduceOp::kSum, watch);
 }
 
 absl::Status FlatBackend::AllGather(const OpRecord& r, const Operands& operands, const Watch& watch) {
@@ -93,8 +112,8 @@ absl::Status FlatBackend::AllGather(const OpRecord& r, const Operands& operands,
   GT_RETURN_IF_ERROR(Enter(r, watch));
   if (bytes > 0 && own != operands.input) std::memmove(own, operands.input, bytes);
   std::vector<Range> parts;
-  for (size_t i = 0; i < static_cast<size_t>(ranks_); ++i) parts.push_back({i * r.count, r.count});
-  return between_->Run(AllGatherSchedule(rank_, parts), output, r.dtype, ReduceOp::kSum, watch);
+  for (const int rank : rank_of_) parts.push_back({static_cast<uint64_t>(rank) * r.count, r.count});
+  return between_->Run(AllGatherSchedule(machine_, parts), output, r.dtype, ReduceOp::kSum, watch);
 }
 
 absl::Status FlatBackend::ReduceScatter(const OpRecord& r, const Operands& operands, const Watch& watch) {
@@ -106,12 +125,8 @@ absl::Status FlatBackend::ReduceScatter(const OpRecord& r, const Operands& opera
   // The runner wants room for what all others send at once, so a large block goes in parts.
   const uint64_t per_part = std::max<uint64_t>(1, kScheduleBytes / element / static_cast<size_t>(ranks_));
   for (uint64_t at = 0; at < r.count; at += per_part) {
-    Schedule schedule = DirectReduceScatter(rank_, ranks_, std::min(per_part, r.count - at));
-    for (Round& round : schedule) {
-      for (Action& a : round) {
-        if (a.kind == ActionKind::kSend) a.offset = static_cast<uint64_t>(a.peer) * r.count;
-      }
-    }
+    Schedule schedule = DirectReduceScatter(machine_, ranks_, std::min(per_part, r.count - at));
+    AtBlocks(r.count, /*receives_too=*/false, schedule);
     GT_RETURN_IF_ERROR(
         between_->Run(schedule, input + at * element, output + at * element, r.dtype, r.op, watch));
   }
@@ -125,6 +140,7 @@ absl::Status FlatBackend::Reduce(const OpRecord& r, const Operands& operands, co
   char* const data = static_cast<char*>(operands.output);
   const size_t element = DTypeSize(r.dtype);
   const uint64_t per_part = kScheduleBytes / element;
+  const int root = machine_of_[static_cast<size_t>(r.root)];
   for (uint64_t at = 0; at < r.count; at += per_part) {
     const uint64_t count = std::min(per_part, r.count - at);
     char* place = data + at * element;
@@ -135,7 +151,7 @@ absl::Status FlatBackend::Reduce(const OpRecord& r, const Operands& operands, co
     }
     const ReducePlan plan = PlanReduce(between_->carriers(), ranks_, count * element);
     GT_RETURN_IF_ERROR(
-        between_->Run(MakeSchedule(plan, rank_, ranks_, r.root, count), place, r.dtype, r.op, watch));
+        between_->Run(MakeSchedule(plan, machine_, ranks_, root, count), place, r.dtype, r.op, watch));
   }
   if (rank_ == r.root) Divide(data, r);
   return absl::OkStatus();
@@ -147,7 +163,9 @@ absl::Status FlatBackend::AllToAll(const OpRecord& r, const Operands& operands, 
   GT_RETURN_IF_ERROR(Enter(r, watch));
   const size_t block = r.count * DTypeSize(r.dtype), own = static_cast<size_t>(rank_) * block;
   if (block > 0) std::memcpy(output + own, input + own, block);
-  return between_->Run(DirectAllToAll(rank_, ranks_, r.count), input, output, r.dtype, ReduceOp::kSum, watch);
+  Schedule schedule = DirectAllToAll(machine_, ranks_, r.count);
+  AtBlocks(r.count, /*receives_too=*/true, schedule);
+  return between_->Run(schedule, input, output, r.dtype, ReduceOp::kSum, watch);
 }
 
 }  // namespace

@@ -364,6 +364,8 @@ std::vector<int> VisibleGpus(const GenerationGrant& grant, const NodeId& node) {
 
 std::string MembersJson(const GenerationGrant& grant) {
   nlohmann::json members = nlohmann::json::array();
+  const bool ordered =
+      std::ranges::any_of(grant.nodes, [](const NodePlace& node) { return node.fabric_order != 0; });
   for (size_t rank = 0; rank < grant.ranks.size(); ++rank) {
     const RankPlace& place = grant.ranks[rank];
     nlohmann::json member = {{"rank", rank}, {"local_rank", place.local_rank}, {"node", place.node.value}};
@@ -371,6 +373,7 @@ std::string MembersJson(const GenerationGrant& grant) {
       if (node.node != place.node) continue;
       member["address"] = node.address;
       member["hostname"] = node.hostname;
+      if (ordered) member["fabric_order"] = node.fabric_order;
     }
     members.push_back(std::move(member));
   }

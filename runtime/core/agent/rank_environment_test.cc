@@ -274,5 +274,15 @@ TEST_F(AgentCoreTest, MembersFileNamesEveryRank) {
   EXPECT_THAT(data, HasSubstr(R"("rank":1)"));
 }
 
+TEST(MembersJson, SaysTheOrderOfMachinesWhereItIsNotThatOfTheRanks) {
+  GenerationGrant grant;
+  grant.nodes = {{.node = NodeId("a")}, {.node = NodeId("b")}};
+  grant.ranks = {{.rank = 0, .node = NodeId("a")}, {.rank = 1, .node = NodeId("b")}};
+  EXPECT_THAT(MembersJson(grant), ::testing::Not(HasSubstr("fabric_order")));
+  grant.nodes[0].fabric_order = 1;
+  EXPECT_THAT(MembersJson(grant), HasSubstr(R"("fabric_order":1)"));
+  EXPECT_THAT(MembersJson(grant), HasSubstr(R"("fabric_order":0)"));
+}
+
 }  // namespace
 }  // namespace gtrain::core

@@ -15,6 +15,7 @@
 #include "runtime/core/head/job_life.h"
 #include "runtime/core/head/members.h"
 #include "runtime/core/head/newcomers.h"
+#include "runtime/core/head/placer.h"
 #include "runtime/core/values/rank_notes.h"
 
 namespace gtrain::core {
@@ -88,14 +89,15 @@ void CountPlaces(Job& job) {
 }  // namespace
 
 Grants::Grants(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults,
-               Directories& directories, Copies& copies)
+               Directories& directories, Copies& copies, const Placer& placer)
     : context_(context),
       model_(model),
       config_(context.config()),
       life_(life),
       faults_(faults),
       directories_(directories),
-      copies_(copies) {}
+      copies_(copies),
+      placer_(placer) {}
 
 // Picks a port that rank 0's node found free, that no other live job there has and this job did not just use.
 int Grants::PickPort(const Job& job, const NodeId& node) {
@@ -139,6 +141,8 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now, bool
   const bool alone = std::exchange(job.sizing.alone, false) && StartNothing(grant);
   const std::vector<NodeId> nodes = NodesOf(grant, placement.nodes);
   for (const NodeId& id : nodes) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
+  const std::vector<int> order = placer_.OrderOf(grant.nodes);
+  for (size_t i = 0; i < order.size(); ++i) grant.nodes[i].fabric_order = order[i];
   LetKeptGo(job, nodes);  // some of the placement may have lost what was to be started there
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
   Keep(record, grant);

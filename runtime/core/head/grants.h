@@ -16,11 +16,12 @@ class Copies;
 class Directories;
 class Faults;
 class JobLife;
+class Placer;
 
 class Grants {
  public:
   Grants(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Directories& directories,
-         Copies& copies);
+         Copies& copies, const Placer& placer);
 
   // `saves`: it is a SurvivorSave.
   void Grant(Job& job, const plan::Placement& placement, Instant now, bool saves = false);
@@ -41,6 +42,7 @@ class Grants {
   Faults& faults_;
   Directories& directories_;
   Copies& copies_;
+  const Placer& placer_;
 };
 
 }  // namespace gtrain::core

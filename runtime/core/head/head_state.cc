@@ -36,7 +36,7 @@ HeadState::HeadState(HeadConfig config, Rng rng)
       life_(context_, model_, faults_, recovery_, over_),
       faults_(context_, model_, life_, sizing_, leaves_, newcomers_),
       directories_(context_, model_, life_),
-      grants_(context_, model_, life_, faults_, directories_, copies_),
+      grants_(context_, model_, life_, faults_, directories_, copies_, placer_),
       links_(context_, model_, faults_, ranks_),
       leaves_(context_, model_, placer_, life_, faults_, sizing_),
       newcomers_(context_, model_, placer_, life_, faults_),

@@ -201,22 +201,49 @@ plan::Placement Placer::PlacementFor(const Job& job, bool on_leaving) const {
   return plan::Place(views, demand);
 }
 
+const plan::KnownTopology& Placer::Known() const {
+  if (topology_ != nullptr) return known_;
+  std::vector<Labelled> labelled;
+  labelled.reserve(model_.nodes.size());
+  for (const auto& [id, node] : model_.nodes)
+    labelled.push_back({id, node.record.hostname, node.record.labels});
+  if (labelled == known_of_) return known_;
+  std::vector<plan::NodeView> views(labelled.size());
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].id = labelled[i].id;
+    views[i].hostname = labelled[i].hostname;
+    views[i].labels = labelled[i].labels;
+  }
+  known_ = plan::KnownTopology(plan::TopologyOfLabels(views));
+  known_of_ = std::move(labelled);
+  return known_;
+}
+
 plan::Placement Placer::ByTopology(const Job& job, plan::Placement packed) const {
   if (topology_ == nullptr && packed.nodes.size() == 1) return packed;  // labels say nothing of its inside
+  const plan::KnownTopology& known = Known();
+  if (known.empty()) return packed;
   plan::Demand demand = DemandNow(job);
   const bool alone = !TakesPart(job);
   const std::vector<plan::NodeView> own = alone ? std::vector<plan::NodeView>() : ViewsWithout(job);
   const std::vector<plan::NodeView>& views = alone ? views_ : own;
   if (!alone) demand.waiting = WaitingOf(job, views);
-  const topology::Topology labelled = topology_ ? topology::Topology() : plan::TopologyOfLabels(views);
-  const topology::Topology& topology = topology_ ? *topology_ : labelled;
-  if (topology.machines.empty()) return packed;
   std::vector<plan::RankSlot> before;
   if (const GenerationGrant* last = LastOf(job); last != nullptr) {
     for (const RankPlace& place : last->ranks)
       before.push_back({place.rank, place.local_rank, place.node, place.cpus, place.gpus});
   }
-  return plan::ByTopology(views, demand, std::move(packed), topology, job.spec.mesh, before);
+  return plan::ByTopology(views, demand, std::move(packed), known, job.spec.mesh, before, job.spec.traffic);
+}
+
+std::vector<int> Placer::OrderOf(const std::vector<NodePlace>& nodes) const {
+  if (nodes.size() < 2 || Known().empty()) return {};
+  std::vector<plan::NodeView> views(nodes.size());
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    views[i].id = nodes[i].node;
+    views[i].hostname = nodes[i].hostname;
+  }
+  return plan::CollectiveOrder(Known(), views);
 }
 
 plan::Placement Placer::PlacementAlone(const Job& job) const {

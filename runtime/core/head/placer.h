@@ -3,11 +3,13 @@
 // HeadState owns it; only the loop's thread uses it, and it never blocks. A placement is O(nodes + jobs +
 // ranks).
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "job/plan/by_topology.h"
 #include "job/plan/place.h"
 #include "runtime/core/head/head_model.h"
 #include "topology/topology.h"
@@ -20,7 +22,9 @@ inline constexpr char kMayStillRun[] = " may still run there";
 class Placer {
  public:
   Placer(HeadModel& model, std::shared_ptr<const topology::Topology> topology)
-      : model_(model), topology_(std::move(topology)) {}
+      : model_(model), topology_(std::move(topology)) {
+    if (topology_ != nullptr) known_ = plan::KnownTopology(*topology_);
+  }
 
   // Brings the views up to date. It must come before PlacementFor and PlacementAlone.
   void CheckViews();
@@ -30,6 +34,8 @@ class Placer {
   // `packed`, which PlacementFor(job) found, as the topology of the cluster wants it. It takes longer than a
   // placement, so it is for what is about to be granted.
   plan::Placement ByTopology(const Job& job, plan::Placement packed) const;
+  // plan::CollectiveOrder of the nodes of a grant. O(n log n).
+  std::vector<int> OrderOf(const std::vector<NodePlace>& nodes) const;
   // Whether `job` is still ending an older generation than its newest grant there: how much it takes of the
   // node is not known then, and nobody else is given any of it.
   static bool EndsOlderOn(const Job& job, const NodeId& node);
@@ -54,6 +60,15 @@ class Placer {
     bool operator==(const ViewsKey&) const = default;
   };
 
+  struct Labelled {
+    NodeId id;
+    std::string hostname;
+    std::map<std::string, std::string> labels;
+    bool operator==(const Labelled&) const = default;
+  };
+
+  // What is known of the fabric now. O(nodes), and of a change what KnownTopology takes.
+  const plan::KnownTopology& Known() const;
   static bool TakesPart(const Job& job);
   ViewsKey CurrentViewsKey() const;
   static plan::Demand DemandNow(const Job& job);
@@ -61,6 +76,9 @@ class Placer {
 
   HeadModel& model_;
   std::shared_ptr<const topology::Topology> topology_;  // null: none was given
+  // Of topology_, or of what the labels of known_of_ say.
+  mutable plan::KnownTopology known_;
+  mutable std::vector<Labelled> known_of_;
   ViewsKey views_key_;
   std::vector<plan::NodeView> views_, empty_views_;  // what each node has left; as if no job held anything
 };

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 
 #include "runtime/core/head/head_test_world.h"
@@ -65,6 +66,34 @@ TEST_F(TopologyGrantTest, AfterALossOnlyTheLostRankMovesToItsRack) {
     EXPECT_EQ(after[rank] == before[rank], rank != lost) << rank;
   }
   EXPECT_TRUE(OneRack(after[lost], before[lost])) << after[lost] << " instead of " << before[lost];
+}
+
+// The order of the ranks would go from rack to rack and back.
+TEST_F(TopologyGrantTest, CollectivesGoRackByRackWhereRanksDoNot) {
+  StartHead();
+  for (const char* node : {"1", "2", "3", "4"}) Hello(node);
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  const auto orders = [&] {
+    std::map<std::string, int> of;
+    const JobRecord record = Stored(job);
+    for (const NodePlace& place : record.grant->nodes) of[place.node.value] = place.fabric_order;
+    return of;
+  };
+  for (const auto& [node, order] : orders()) EXPECT_EQ(order, 0) << node;
+  StartRanks(job);
+  const std::vector<std::string> before = PlacesOf(job);
+  const std::string lost = before[0], beside = OneRack(lost, "1") ? "6" : "5";  // of the other rack
+  Hello(beside);
+  std::vector<std::string> alive = {"1", "2", "3", "4", beside};
+  std::erase(alive, lost);
+  Pass(absl::Seconds(11), alive);
+  for (const std::string& node : alive) FromNode(node, GenerationGone{job, {1}});
+  Pass(absl::Seconds(5), alive);
+  ASSERT_EQ(PlacesOf(job), (std::vector<std::string>{beside, before[1], before[2], before[3]}));
+  const auto order = orders();
+  EXPECT_EQ(order.at(beside), 0);
+  EXPECT_EQ(order.at(before[1]), 3) << "alone in its rack";
+  EXPECT_EQ(order.at(before[2]) + order.at(before[3]), 3);
 }
 
 TEST_F(TopologyGrantTest, WithoutAFilePlacementIsPackedAndTheHeadSaysSo) {

@@ -154,6 +154,9 @@ struct NodePlace {
   std::string zone, rack;  // its labels of these names
   int near_port = 0;       // where it serves copies of checkpoints; 0: nowhere
   std::string near_key;    // Z85, to expect there
+  // Its position among the nodes in the order in which collectives go through them; 0 for all: that of the
+  // list.
+  int fabric_order = 0;
   bool operator==(const NodePlace&) const = default;
 };
 
