@@ -299,14 +299,18 @@ void Grants(const Options& options, std::vector<Outcome>& outcomes) {
     }
     topology::Topology topology = topology::ImportPaths(rows, "racks", topology::ShapeOfOneSlot()).value();
     topology.shapes[0].gpus.resize(8);
-    plan::Demand demand;
-    demand.min = demand.max = machines * 8;
-    demand.unit = 8;
+    const plan::KnownTopology known(topology);
     const std::vector<spec::MeshAxis> axes = {{"dp", std::nullopt}, {"tp", 8}};
-    const plan::Placement packed = Place(nodes, demand);
-    outcomes.push_back({absl::StrCat("a grant of ", machines * 8, " ranks by the topology"), "ms", "packed",
-                        Timed(options.seeds, [&] { ByTopology(nodes, demand, packed, topology, axes, {}); }),
-                        Timed(options.seeds, [&] { Place(nodes, demand); })});
+    for (const int ranks : {machines * 8, 64}) {  // all of the cluster, and a small part of it
+      plan::Demand demand;
+      demand.min = demand.max = ranks;
+      demand.unit = 8;
+      const plan::Placement packed = Place(nodes, demand);
+      outcomes.push_back({absl::StrCat("a grant of ", ranks, " of ", machines * 8, " GPUs by the topology"),
+                          "ms", "packed",
+                          Timed(options.seeds, [&] { ByTopology(nodes, demand, packed, known, axes, {}); }),
+                          Timed(options.seeds, [&] { Place(nodes, demand); })});
+    }
   }
 }
 

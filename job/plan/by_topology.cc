@@ -30,24 +30,7 @@ using topology::Topology;
 constexpr int kUnknown = -1;
 constexpr size_t kPlacesMax = 8, kPlaceBytesMax = 64;  // of a label, and each of them
 
-// The machine of each candidate in `topology`.
-std::vector<int> MachinesOf(const std::vector<Candidate>& candidates, const Topology& topology) {
-  const auto short_of = [](absl::string_view name) { return name.substr(0, name.find('.')); };
-  absl::flat_hash_map<absl::string_view, int> by_name;
-  for (size_t m = 0; m < topology.machines.size(); ++m)
-    by_name.try_emplace(short_of(topology.machines[m].name), static_cast<int>(m));
-  for (size_t m = 0; m < topology.machines.size(); ++m)
-    by_name[topology.machines[m].name] = static_cast<int>(m);
-  std::vector<int> machines;
-  for (const Candidate& c : candidates) {
-    const absl::string_view host = c.view->hostname;
-    auto it = by_name.find(c.view->id.value);
-    if (it == by_name.end()) it = by_name.find(host);
-    if (it == by_name.end()) it = by_name.find(short_of(host));
-    machines.push_back(it == by_name.end() ? kUnknown : it->second);
-  }
-  return machines;
-}
+absl::string_view ShortOf(absl::string_view name) { return name.substr(0, name.find('.')); }
 
 // What is known of the inside of a machine. What a file says is checked against what the agent found: where
 // the number of GPUs differs, they are all alike; a machine that is plain has as many slots as ranks fit.
@@ -56,21 +39,11 @@ enum class Inside { kOfFile, kGpus, kPlain };
 // Candidates as slots of a fabric.
 class Seats {
  public:
-  Seats(const std::vector<Candidate>& candidates, const Topology& topology)
-      : candidates_(candidates), topology_(topology), file_machine_(MachinesOf(candidates, topology)) {
+  // `machines`: of each candidate in `topology`, kUnknown where it has none.
+  Seats(const std::vector<Candidate>& candidates, const Topology& topology, std::vector<int> machines)
+      : candidates_(candidates), topology_(topology), file_machine_(std::move(machines)) {
     for (const Candidate& c : candidates) gpus_per_rank_ = std::max(gpus_per_rank_, c.gpus_per_rank);
     for (size_t i = 0; i < candidates.size(); ++i) inside_.push_back(InsideOf(i));
-  }
-
-  // How many candidates the topology has.
-  size_t known() const { return file_machine_.size() - std::ranges::count(file_machine_, kUnknown); }
-  std::string UnknownHosts() const {
-    std::vector<std::string> names;
-    for (size_t i = 0; i < candidates_.size(); ++i) {
-      if (file_machine_[i] == kUnknown && names.size() < 8) names.push_back(candidates_[i].view->hostname);
-    }
-    const size_t more = candidates_.size() - known() - names.size();
-    return absl::StrCat(absl::StrJoin(names, ", "), more > 0 ? absl::StrCat(" and ", more, " more") : "");
   }
 
   // False: nothing can be planned. `stay`: by rank; their GPUs come first where a node has more free ones
@@ -290,18 +263,18 @@ std::vector<int32_t> Kept(const Seats& seats, const std::vector<Candidate>& cand
 // As many nodes as packing takes, near each other: those of the smallest domain in which so many have room
 // for all ranks; of several such domains the one with the least room. Speeds that nobody knows decide nothing
 // here, so a job is on no more machines than it needs.
-std::set<size_t> ChooseNodes(const Seats& seats, const std::vector<Candidate>& candidates, size_t count,
-                             int64_t ranks) {
-  const Fabric& fabric = seats.fabric();
-  std::vector<int32_t> first(candidates.size(), -1);  // slot of each node
-  for (const int32_t slot : seats.usable()) {
-    int32_t& of_node = first[seats.CandidateOf(slot)];
-    if (of_node < 0) of_node = slot;
-  }
-  for (size_t level = fabric.machine_level; level < fabric.levels.size(); ++level) {
-    std::map<int32_t, std::vector<std::pair<int, size_t>>> domains;  // room, and candidate
+std::set<size_t> ChooseNodes(const KnownTopology& known, const std::vector<Candidate>& candidates,
+                             const std::vector<int>& machines, size_t count, int64_t ranks) {
+  size_t depth = 0;  // of the domains that are looked at: their paths have so many numbers
+  for (const int machine : machines) depth = std::max(depth, known.PathOf(machine).size() + 1);
+  for (;; --depth) {
+    std::map<std::vector<int>, std::vector<std::pair<int, size_t>>> domains;  // room, and candidate
     for (size_t i = 0; i < candidates.size(); ++i) {
-      if (first[i] >= 0) domains[fabric.domain[level][first[i]]].emplace_back(-candidates[i].room, i);
+      std::vector<int> path = known.PathOf(machines[i]);
+      if (path.size() + 1 == depth) path.push_back(static_cast<int>(i));  // a machine alone
+      if (path.size() < depth) continue;                                  // the topology does not have it
+      path.resize(depth);
+      domains[std::move(path)].emplace_back(-candidates[i].room, i);
     }
     int64_t least = std::numeric_limits<int64_t>::max();
     std::set<size_t> chosen;
@@ -319,21 +292,29 @@ std::set<size_t> ChooseNodes(const Seats& seats, const std::vector<Candidate>& c
       chosen = {nodes[last - 1].second};
       for (size_t i = 0; i + 1 < count; ++i) chosen.insert(nodes[i].second);
     }
-    if (!chosen.empty()) return chosen;
+    if (!chosen.empty() || depth == 0) return chosen;
   }
-  return {};
 }
 
-// The slots of nodes that a placement may have: of a job that is new, those of the nodes that are chosen;
-// where ranks stay, all.
-std::vector<int32_t> UsableFor(const Seats& seats, const std::vector<Candidate>& candidates,
-                               const Placement& packed, const std::vector<int32_t>& kept) {
-  std::vector<int32_t> usable = seats.usable();
-  if (std::ranges::count(kept, -1) < std::ssize(kept)) return usable;
-  const std::set<size_t> chosen =
-      ChooseNodes(seats, candidates, packed.nodes.size(), std::ssize(packed.ranks));
-  std::erase_if(usable, [&](int32_t slot) { return !chosen.contains(seats.CandidateOf(slot)); });
-  return usable;
+std::vector<int> MachinesOf(const KnownTopology& known, const std::vector<Candidate>& candidates) {
+  std::vector<int> machines;
+  for (const Candidate& c : candidates) machines.push_back(known.MachineOf(*c.view));
+  return machines;
+}
+
+// What a plan of a job that is not there yet may have: the nodes that are chosen for it, or that packing
+// chose where rank 0 has a place of its own. `considered` gets those of packing, too, for a comparison.
+std::set<NodeId> NodesFor(const KnownTopology& known, const std::vector<Candidate>& candidates,
+                          const std::vector<int>& machines, const Demand& demand, const Placement& packed,
+                          std::set<NodeId>& considered) {
+  considered = {packed.nodes.begin(), packed.nodes.end()};
+  if (!demand.rank0.empty()) return considered;
+  std::set<NodeId> chosen;
+  for (const size_t i :
+       ChooseNodes(known, candidates, machines, packed.nodes.size(), std::ssize(packed.ranks)))
+    chosen.insert(candidates[i].view->id);
+  considered.insert(chosen.begin(), chosen.end());
+  return chosen;
 }
 
 // Whether the nodes of the slots are as many as packing takes, and whole where they are given so.
@@ -490,15 +471,41 @@ std::optional<Arranged> AsPacked(const Seats& seats, const std::vector<Candidate
   return out;
 }
 
-void WarnOfStrangers(const Seats& seats, size_t candidates, Placement& out) {
-  const bool one = candidates - seats.known() == 1;
-  out.warnings.push_back(absl::StrCat(
-      "the topology does not have ", seats.UnknownHosts(), ": ",
-      seats.known() == 0 ? "ranks are packed"
-                         : absl::StrCat(one ? "it counts" : "they count", " as far from everything"),
-      "; correct the names in the file of `gtrain head --topology`, or start ",
-      one ? "its agent" : "their agents",
-      " with --label fabric=/spine/leaf (`gtrain topology show` has what is known)"));
+// False: rank 0 cannot be where the job wants it.
+bool MoveRank0(const Seats& seats, const std::vector<Candidate>& candidates, const Demand& demand,
+               const Mesh& mesh, Arranged& arranged) {
+  const auto fits = [&](int32_t slot) {
+    return IsCalled(*candidates[seats.CandidateOf(slot)].view, demand.rank0);
+  };
+  if (demand.rank0.empty() || fits(arranged.slots[0])) return true;
+  const auto ranks_end = arranged.slots.begin() + static_cast<std::ptrdiff_t>(mesh.ranks());
+  const auto there = std::find_if(arranged.slots.begin(), ranks_end, fits);
+  if (arranged.kept > 0 || there == ranks_end) return false;
+  arranged.slots = Shifted(mesh, arranged.slots, there - arranged.slots.begin());
+  arranged.plan.cost =
+      Evaluate(seats.fabric(), mesh, {arranged.slots.begin(), arranged.slots.begin() + mesh.ranks()});
+  return true;
+}
+
+void WarnOfStrangers(const std::vector<Candidate>& candidates, const std::vector<int>& machines,
+                     Placement& out) {
+  std::vector<std::string> names;
+  size_t strangers = 0;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (machines[i] != kUnknown) continue;
+    if (strangers++ < 8) names.push_back(candidates[i].view->hostname);
+  }
+  if (strangers == 0) return;
+  const size_t more = strangers - names.size();
+  out.warnings.push_back(
+      absl::StrCat("the topology does not have ", absl::StrJoin(names, ", "),
+                   more > 0 ? absl::StrCat(" and ", more, " more") : "", ": ",
+                   strangers == candidates.size()
+                       ? "ranks are packed"
+                       : absl::StrCat(strangers == 1 ? "it counts" : "they count", " as far from everything"),
+                   "; correct the names in the file of `gtrain head --topology`, or start ",
+                   strangers == 1 ? "its agent" : "their agents",
+                   " with --label fabric=/spine/leaf (`gtrain topology show` has what is known)"));
 }
 
 // Where the node hangs, as its labels say; empty: they do not, or no place can have such a name. Places begin
@@ -577,6 +584,71 @@ Placement Better(const Seats& seats, const std::vector<Candidate>& candidates, c
   return packed;
 }
 
+// Whether no rank has a place that it could keep.
+bool NoneStays(const std::vector<Candidate>& candidates, const std::vector<RankSlot>& stay) {
+  std::set<NodeId> before;
+  for (const RankSlot& slot : stay) before.insert(slot.node);
+  return std::ranges::none_of(candidates, [&](const Candidate& c) { return before.contains(c.view->id); });
+}
+
+// The machines alone, numbered anew in `machines`.
+Topology PartOf(const KnownTopology& known, std::vector<int>& machines) {
+  Topology part = known.Part([&] {
+    std::vector<int> there = machines;
+    std::erase(there, kUnknown);
+    return there;
+  }());
+  std::map<std::string, int> numbers;
+  for (size_t m = 0; m < part.machines.size(); ++m) numbers[part.machines[m].name] = static_cast<int>(m);
+  for (int& machine : machines) {
+    if (machine != kUnknown) machine = numbers.at(known.topology().machines[machine].name);
+  }
+  return part;
+}
+
+// Of a job that is not there yet only the nodes count that are chosen for it, which are returned, and those
+// of packing, for a comparison: the others leave `candidates` and `machines`, which become numbers of `part`.
+// nullopt: some rank stays where it was, and the whole topology counts.
+std::optional<std::set<NodeId>> Narrow(const KnownTopology& known, const Demand& demand,
+                                       const Placement& packed, const std::vector<RankSlot>& stay,
+                                       std::vector<Candidate>& candidates, std::vector<int>& machines,
+                                       Topology& part) {
+  if (!NoneStays(candidates, stay)) return std::nullopt;
+  std::set<NodeId> considered;
+  std::set<NodeId> allowed = NodesFor(known, candidates, machines, demand, packed, considered);
+  std::erase_if(candidates, [&](const Candidate& c) { return !considered.contains(c.view->id); });
+  machines = MachinesOf(known, candidates);
+  part = PartOf(known, machines);
+  return allowed;
+}
+
+std::vector<int32_t> UsableOf(const Seats& seats, const std::vector<Candidate>& candidates,
+                              const std::optional<std::set<NodeId>>& allowed) {
+  std::vector<int32_t> usable = seats.usable();
+  std::erase_if(usable, [&](int32_t slot) {
+    return allowed && !allowed->contains(candidates[seats.CandidateOf(slot)].view->id);
+  });
+  return usable;
+}
+
+// A link whose speed nobody knows carries what is assumed for the lower of its switches.
+void FillSpeeds(const Fabric& fabric, Topology& topology) {
+  std::map<std::string, std::pair<size_t, double>> domains;  // by name: level, and what leaves it
+  for (size_t level = fabric.machine_level + 1; level < fabric.levels.size(); ++level) {
+    const topology::Level& of = fabric.levels[level];
+    for (size_t d = 0; d < of.names.size(); ++d) domains[of.names[d]] = {level, of.up_gb_s[d]};
+  }
+  const auto domain_of = [&](const topology::End& end) {
+    const auto it = domains.find(topology.switches[end.index].name);
+    return it == domains.end() ? std::pair<size_t, double>(fabric.levels.size(), 0) : it->second;
+  };
+  for (topology::Link& link : topology.links) {
+    if (link.gb_s > 0 || !link.from.is_switch || !link.to.is_switch) continue;
+    const auto from = domain_of(link.from), to = domain_of(link.to);
+    link.gb_s = from.first < to.first ? from.second : to.first < from.first ? to.second : 0;
+  }
+}
+
 // On one machine no link is involved, and of its inside something is known only where the topology has GPUs.
 // Most jobs of a busy cluster are such: they are to cost the head nothing.
 bool NothingToChoose(const Placement& packed, const Topology& topology) {
@@ -588,7 +660,7 @@ bool NothingToChoose(const Placement& packed, const Topology& topology) {
 
 }  // namespace
 
-Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks) {
+Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks, const Traffic& traffic) {
   Mesh mesh;
   const spec::MeshShape shape = spec::ShapeOf(axes);
   for (const spec::MeshAxis& axis : axes) {
@@ -596,7 +668,100 @@ Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks) {
     mesh.axes.push_back(topology::AxisNamed(axis.name, static_cast<int>(size)));
   }
   if (mesh.axes.empty()) mesh.axes.push_back(topology::AxisNamed(spec::kDataAxis, static_cast<int>(ranks)));
+  for (topology::Axis& axis : mesh.axes) {
+    if (const auto said = traffic.find(axis.name); said != traffic.end())
+      axis.gb = static_cast<double>(said->second) * 1e-9;
+  }
   return mesh;
+}
+
+KnownTopology::KnownTopology(Topology topology) : topology_(std::move(topology)) {
+  for (size_t m = 0; m < topology_.machines.size(); ++m)
+    machines_.try_emplace(std::string(ShortOf(topology_.machines[m].name)), static_cast<int>(m));
+  for (size_t m = 0; m < topology_.machines.size(); ++m)
+    machines_[topology_.machines[m].name] = static_cast<int>(m);
+  paths_.resize(topology_.machines.size());
+  const absl::StatusOr<Fabric> fabric = topology::Compile(topology_);
+  if (fabric.ok()) {
+    for (size_t level = fabric->levels.size(); level-- > static_cast<size_t>(fabric->machine_level) + 1;) {
+      for (size_t m = 0; m < paths_.size(); ++m) {
+        const auto [first, end] = fabric->slots_of_machine[m];
+        if (first != end) paths_[m].push_back(fabric->domain[level][first]);
+      }
+    }
+    FillSpeeds(*fabric, topology_);
+  }
+  IndexLinks();
+}
+
+void KnownTopology::IndexLinks() {
+  links_.resize(topology_.machines.size());
+  without_machines_ = topology_;
+  without_machines_.machines.clear();
+  without_machines_.links.clear();
+  for (size_t i = 0; i < topology_.links.size(); ++i) {
+    const topology::Link& link = topology_.links[i];
+    for (const topology::End& end : {link.from, link.to}) {
+      if (!end.is_switch) links_[end.index].push_back(static_cast<int>(i));
+    }
+    if (link.from.is_switch && link.to.is_switch) without_machines_.links.push_back(link);
+  }
+}
+
+int KnownTopology::MachineOf(const NodeView& node) const {
+  auto it = machines_.find(node.id.value);
+  if (it == machines_.end()) it = machines_.find(node.hostname);
+  if (it == machines_.end()) it = machines_.find(ShortOf(node.hostname));
+  return it == machines_.end() ? kUnknown : it->second;
+}
+
+const std::vector<int>& KnownTopology::PathOf(int machine) const {
+  static const std::vector<int>* const none = new std::vector<int>;
+  return machine == kUnknown ? *none : paths_[machine];
+}
+
+Topology KnownTopology::Part(const std::vector<int>& machines) const {
+  Topology part = without_machines_;
+  std::map<int, int> number;
+  for (const int machine : machines) {
+    if (number.emplace(machine, static_cast<int>(part.machines.size())).second)
+      part.machines.push_back(topology_.machines[machine]);
+  }
+  std::set<int> links;  // one may join two of them
+  for (const auto& [machine, ignored] : number) links.insert(links_[machine].begin(), links_[machine].end());
+  for (const int i : links) {
+    topology::Link link = topology_.links[i];
+    bool whole = true;
+    for (topology::End* end : {&link.from, &link.to}) {
+      if (end->is_switch) continue;
+      const auto it = number.find(end->index);
+      whole = whole && it != number.end();
+      if (it != number.end()) end->index = it->second;
+    }
+    if (whole) part.links.push_back(link);
+  }
+  return part;
+}
+
+std::vector<int> CollectiveOrder(const KnownTopology& known, const std::vector<NodeView>& nodes) {
+  // A node's key: for each domain that holds it the first node of that, then itself.
+  std::map<std::vector<int>, int> first_of;
+  std::vector<std::pair<std::vector<int>, int>> keyed;
+  for (int node = 0; node < static_cast<int>(nodes.size()); ++node) {
+    std::vector<int> key, prefix;
+    for (const int domain : known.PathOf(known.MachineOf(nodes[node]))) {
+      prefix.push_back(domain);
+      key.push_back(first_of.emplace(prefix, node).first->second);
+    }
+    key.push_back(node);
+    keyed.emplace_back(std::move(key), node);
+  }
+  if (std::ranges::is_sorted(keyed)) return {};
+  std::ranges::sort(keyed);
+  std::vector<int> order(nodes.size());
+  for (size_t position = 0; position < keyed.size(); ++position)
+    order[keyed[position].second] = static_cast<int>(position);
+  return order;
 }
 
 Topology TopologyOfLabels(const std::vector<NodeView>& nodes) {
@@ -620,29 +785,34 @@ Topology TopologyOfLabels(const std::vector<NodeView>& nodes) {
 }
 
 Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, Placement packed,
-                     const Topology& topology, const std::vector<spec::MeshAxis>& axes,
-                     const std::vector<RankSlot>& before) {
-  if (!packed.placed || demand.oversubscribe_cpus || topology.machines.empty()) return packed;
-  if (NothingToChoose(packed, topology)) return packed;
+                     const KnownTopology& known, const std::vector<spec::MeshAxis>& axes,
+                     const std::vector<RankSlot>& before, const Traffic& traffic) {
+  if (!packed.placed || demand.oversubscribe_cpus || known.empty()) return packed;
+  if (NothingToChoose(packed, known.topology())) return packed;
   const bool go_on = !demand.waiting.empty();
   std::vector<RankSlot> stay = go_on ? WhoGoesOn(packed, demand) : before;
   if (go_on && std::ranges::all_of(stay, HasPlace)) return packed;
-  const std::vector<Candidate> candidates = CandidatesOf(nodes, demand);
-  Seats seats(candidates, topology);
-  if (seats.known() < candidates.size()) WarnOfStrangers(seats, candidates.size(), packed);
-  if (seats.known() == 0 || !seats.Compile(stay)) return packed;
   const int64_t world = std::ssize(packed.ranks);
   const int64_t spares = demand.count_nodes ? 0 : std::max<int64_t>(0, world - (demand.max - demand.spares));
-  const Mesh mesh = MeshOf(axes, world - spares);
+  const Mesh mesh = MeshOf(axes, world - spares, traffic);
   if (mesh.ranks() != world - spares || world * NeighboursOf(mesh) > kPlanWorkMax) return packed;
   // Who waits beside the ranks keeps a place only if it goes on.
   if (!go_on) stay.resize(std::min(stay.size(), static_cast<size_t>(mesh.ranks())));
+  std::vector<Candidate> candidates = CandidatesOf(nodes, demand);
+  std::vector<int> machines = MachinesOf(known, candidates);
+  WarnOfStrangers(candidates, machines, packed);
+  if (std::ranges::all_of(machines, [](int machine) { return machine == kUnknown; })) return packed;
+  Topology part;
+  const std::optional<std::set<NodeId>> allowed =
+      Narrow(known, demand, packed, stay, candidates, machines, part);
+  Seats seats(candidates, allowed ? part : known.topology(), std::move(machines));
+  if (!seats.Compile(stay)) return packed;
   std::vector<int32_t> kept = Kept(seats, candidates, seats.usable(), stay, world);
   if (go_on && !AllHaveTheirs(seats, candidates, kept, stay)) return packed;
-  const std::vector<int32_t> usable = UsableFor(seats, candidates, packed, kept);
+  const std::vector<int32_t> usable = UsableOf(seats, candidates, allowed);
   if (std::ssize(usable) < world) return packed;
   std::optional<Arranged> arranged = Arrange(seats.fabric(), mesh, usable, demand.previous, std::move(kept));
-  if (!arranged) return packed;
+  if (!arranged || !MoveRank0(seats, candidates, demand, mesh, *arranged)) return packed;
   return Better(seats, candidates, demand, std::move(packed), mesh, !axes.empty(), *std::move(arranged),
                 stay);
 }

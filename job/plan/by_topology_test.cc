@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
 #include "topology/import.h"
+#include "topology/place/cost.h"
+#include "topology/place/fabric.h"
 
 namespace gtrain::plan {
 namespace {
@@ -49,7 +51,105 @@ topology::Topology Alternating() { return Racks("a /r1\nb /r2\nc /r1\nd /r2\n");
 
 Placement Both(const std::vector<NodeView>& nodes, const Demand& demand, const topology::Topology& topology,
                const std::vector<spec::MeshAxis>& axes, const std::vector<RankSlot>& before = {}) {
-  return ByTopology(nodes, demand, Place(nodes, demand), topology, axes, before);
+  return ByTopology(nodes, demand, Place(nodes, demand), KnownTopology(topology), axes, before);
+}
+
+std::vector<NodeView> Nodes(const std::vector<std::string>& names) {
+  std::vector<NodeView> nodes;
+  for (const std::string& name : names) nodes.push_back(Node(name, 1));
+  return nodes;
+}
+
+TEST(CollectiveOrder, DomainsFollowEachOtherAsTheirFirstNodesDo) {
+  const KnownTopology known(Racks("a /z1/r1\nb /z1/r2\nc /z2/r3\nd /z1/r1\ne /z2/r4\nf /z2/r3\n"));
+  EXPECT_THAT(CollectiveOrder(known, Nodes({"a", "d", "b", "c", "f", "e"})), IsEmpty());
+  EXPECT_THAT(CollectiveOrder(known, Nodes({"c", "a", "e", "b", "f", "d"})), ElementsAre(0, 3, 2, 5, 1, 4));
+  EXPECT_THAT(CollectiveOrder(known, Nodes({"b.example.org", "stranger", "a"})), ElementsAre(0, 2, 1));
+  EXPECT_THAT(CollectiveOrder(known, {}), IsEmpty());
+  EXPECT_THAT(CollectiveOrder(KnownTopology(), Nodes({"a", "b"})), IsEmpty());
+}
+
+TEST(CollectiveOrder, LabelsSayItToo) {
+  std::vector<NodeView> nodes = Nodes({"a", "b", "c"});
+  for (NodeView& node : nodes) node.labels["rack"] = node.hostname == "b" ? "2" : "1";
+  EXPECT_THAT(CollectiveOrder(KnownTopology(TopologyOfLabels(nodes)), nodes), ElementsAre(0, 2, 1));
+}
+
+TEST(ByTopologyTest, Rank0GoesWhereTheJobSays) {
+  const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d", "e", "f"});
+  for (const std::string host : {"a", "b", "c", "d"}) {
+    Demand demand = Ranks(4);
+    demand.rank0 = host;
+    const Placement packed = Place(nodes, demand);
+    ASSERT_TRUE(packed.placed) << packed.reason;
+    EXPECT_EQ(packed.ranks[0].node.value, host);
+    const Placement placement =
+        ByTopology(nodes, demand, packed, KnownTopology(Alternating()), MeshAxes(2, 2), {});
+    EXPECT_EQ(placement.ranks[0].node.value, host);
+    const auto rack = [&](int rank) {
+      const std::string node = placement.ranks[rank].node.value;
+      return node == "a" || node == "c";
+    };
+    EXPECT_EQ(rack(0), rack(1)) << host << ": the pairs share a rack all the same";
+    EXPECT_EQ(rack(2), rack(3)) << host;
+  }
+}
+
+// A grant looks at its own machines alone, and predicts what it would in the whole.
+TEST(KnownTopology, APartCostsWhatItDoesInTheWhole) {
+  Rng rng(5);
+  for (int round = 0; round < 200; ++round) {
+    std::string rows;
+    int hosts = 0;
+    for (uint64_t zone = 0; zone < 1 + rng.Below(3); ++zone) {
+      for (uint64_t rack = 0; rack < 1 + rng.Below(4); ++rack) {
+        for (uint64_t host = 0; host < 1 + rng.Below(5); ++host)
+          absl::StrAppend(&rows, "h", hosts++, " /z", zone, "/r", rack, "\n");
+      }
+    }
+    const KnownTopology known(Racks(rows));
+    std::vector<int> machines;
+    for (int m = 0; m < hosts; ++m) {
+      if (rng.Chance(0.5)) machines.push_back(m);
+    }
+    if (machines.size() < 2) continue;
+    const topology::Topology part_topology = known.Part(machines);
+    const topology::Fabric whole = topology::Compile(known.topology()).value();
+    const topology::Fabric part = topology::Compile(part_topology).value();
+    std::vector<int32_t> in_whole, in_part;
+    for (size_t i = 0; i < machines.size(); ++i) {
+      EXPECT_EQ(part_topology.machines[i].name, known.topology().machines[machines[i]].name);
+      in_whole.push_back(whole.slots_of_machine[machines[i]].first);
+      in_part.push_back(part.slots_of_machine[i].first);
+    }
+    const topology::Mesh mesh = MeshOf({}, std::ssize(machines));
+    EXPECT_NEAR(Evaluate(part, mesh, in_part).seconds, Evaluate(whole, mesh, in_whole).seconds,
+                1e-5 + 1e-3 * Evaluate(whole, mesh, in_whole).seconds)
+        << rows;
+  }
+}
+
+TEST(MeshOf, WhatTheJobSaysOfTraffic) {
+  const topology::Mesh mesh = MeshOf(MeshAxes(2, 2), 4, {{"tp", 3'000'000'000}});
+  EXPECT_DOUBLE_EQ(mesh.axes[1].gb, 3);
+  EXPECT_DOUBLE_EQ(mesh.axes[0].gb, topology::AxisNamed("dp", 2).gb);
+  EXPECT_DOUBLE_EQ(MeshOf({}, 4, {{"dp", 5}}).axes[0].gb, 5e-9);
+}
+
+// Traffic decides which axis stays inside of a rack.
+TEST(ByTopologyTest, TrafficOfTheJobCountsMoreThanWhatIsAssumed) {
+  const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d"});
+  const Placement packed = Place(nodes, Ranks(4));
+  const auto racks = [&](const Traffic& traffic) {
+    const Placement placement =
+        ByTopology(nodes, Ranks(4), packed, KnownTopology(Alternating()), MeshAxes(2, 2), {}, traffic);
+    std::string text;
+    for (const RankSlot& slot : placement.ranks)
+      text += slot.node.value == "a" || slot.node.value == "c" ? '1' : '2';
+    return text;
+  };
+  EXPECT_EQ(racks({}), "1122");
+  EXPECT_EQ(racks({{"dp", uint64_t{1} << 40}, {"tp", 1}}), "1212");
 }
 
 std::vector<std::string> NodesOf(const Placement& placement) {
@@ -193,7 +293,7 @@ TEST(ByTopologyTest, NamesWithAndWithoutTheDomainAndStrangers) {
   EXPECT_THAT(NodesOf(Both(nodes, Ranks(3), Racks("a /r1\nb /r1\nc /r1\n"), {})),
               UnorderedElementsAre("a", "b", "c"));
   const Placement packed = Place(nodes, Ranks(4));
-  const Placement none = ByTopology(nodes, Ranks(4), packed, Racks("q /r1\n"), {}, {});
+  const Placement none = ByTopology(nodes, Ranks(4), packed, KnownTopology(Racks("q /r1\n")), {}, {});
   EXPECT_EQ(none.reason, packed.reason);
   EXPECT_THAT(none.warnings, ElementsAre(HasSubstr("ranks are packed; correct the names in the file")));
 }
@@ -206,7 +306,8 @@ TEST(ByTopologyTest, ProcessesThatGoOnKeepTheirPlaces) {
     demand.waiting[NodeId(name)].members = 1;
   }
   const Placement packed = Place(nodes, demand);
-  EXPECT_EQ(ByTopology(nodes, demand, packed, Alternating(), MeshAxes(2, 2), {}).ranks, packed.ranks);
+  EXPECT_EQ(ByTopology(nodes, demand, packed, KnownTopology(Alternating()), MeshAxes(2, 2), {}).ranks,
+            packed.ranks);
 }
 
 TEST(ByTopologyTest, WhoComesUpBesideThoseThatGoOnIsNear) {
@@ -220,12 +321,13 @@ TEST(ByTopologyTest, WhoComesUpBesideThoseThatGoOnIsNear) {
   for (const char* name : {"a", "b", "c"}) demand.waiting[NodeId(name)] = {2, 0, {1, 0}};
   const Placement packed = Place(nodes, demand);
   ASSERT_THAT(NodesOf(packed), ElementsAre("a", "a", "c", "c", "b", "b", "a2", "a2"));
-  const Placement placement = ByTopology(nodes, demand, packed, topology, MeshAxes(2, 4), {});
+  const Placement placement = ByTopology(nodes, demand, packed, KnownTopology(topology), MeshAxes(2, 4), {});
   EXPECT_THAT(NodesOf(placement), ElementsAre("a", "a", "c", "c", "b", "b", "e", "e"));
   for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(placement.ranks[rank].gpus, packed.ranks[rank].gpus) << rank;
   demand.ranks_per_node = 2;  // whole nodes likewise
-  EXPECT_THAT(NodesOf(ByTopology(nodes, demand, Place(nodes, demand), topology, MeshAxes(2, 4), {})),
-              ElementsAre("a", "a", "c", "c", "b", "b", "e", "e"));
+  EXPECT_THAT(
+      NodesOf(ByTopology(nodes, demand, Place(nodes, demand), KnownTopology(topology), MeshAxes(2, 4), {})),
+      ElementsAre("a", "a", "c", "c", "b", "b", "e", "e"));
 }
 
 TEST(ByTopologyTest, SparesAreNearAndLast) {
@@ -353,8 +455,9 @@ TEST(ByTopologyTest, WhatTakesTooLongIsPacked) {
     absl::StrAppend(&rows, "n", i, " /r", i % 16, "\n");
   }
   const Placement packed = Place(nodes, Ranks(2048));
-  EXPECT_EQ(ByTopology(nodes, Ranks(2048), packed, Racks(rows), {{"dp", 4}, {"ep", 512}}, {}).ranks,
-            packed.ranks);
+  EXPECT_EQ(
+      ByTopology(nodes, Ranks(2048), packed, KnownTopology(Racks(rows)), {{"dp", 4}, {"ep", 512}}, {}).ranks,
+      packed.ranks);
 }
 
 // Whatever is free and whatever the file says: as many ranks as packed, each on GPUs that are free, no two on
@@ -409,7 +512,7 @@ TEST(ByTopologyTest, NoGpuTwiceProperty) {
     }
     const Placement packed = Place(nodes, demand);
     const std::vector<spec::MeshAxis> axes = {{"dp", std::nullopt}, {"tp", demand.unit}};
-    const Placement out = ByTopology(nodes, demand, packed, Racks(rows), axes, before);
+    const Placement out = ByTopology(nodes, demand, packed, KnownTopology(Racks(rows)), axes, before);
     ASSERT_EQ(out.placed, packed.placed);
     ASSERT_EQ(out.ranks.size(), packed.ranks.size());
     placed += out.placed ? 1 : 0;

@@ -42,10 +42,11 @@ void ChooseGpus(const Demand& demand, Candidate& c) {
   c.gpus.assign(chosen.begin(), chosen.end());
 }
 
-// Order in which nodes are asked: those where members wait, those of the last generation, then (if one alone
-// suffices) the tightest such node, then larger room, then NodeId.
-void SortByPreference(std::vector<Candidate>& candidates, int want_ranks) {
+// Order in which nodes are asked: the one for rank 0, those where members wait, those of the last generation,
+// then (if one alone suffices) the tightest such node, then larger room, then NodeId.
+void SortByPreference(std::vector<Candidate>& candidates, int want_ranks, const std::string& rank0) {
   std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+    if (IsCalled(*a.view, rank0) != IsCalled(*b.view, rank0)) return IsCalled(*a.view, rank0);
     if ((a.waiting.members > 0) != (b.waiting.members > 0)) return a.waiting.members > 0;
     if ((a.previous > 0) != (b.previous > 0)) return a.previous > 0;
     const bool a_alone = a.room >= want_ranks, b_alone = b.room >= want_ranks;
@@ -182,9 +183,17 @@ std::string WhyNot(const Placement& placement, const Demand& demand, int got) {
                       OfEach(placement.verdicts, "; ", room));
 }
 
-}  // namespace
-
-namespace {
+// `candidates`: in the order of preference. Empty: it can be there.
+std::string WhyNoRank0(const Placement& placement, const std::vector<Candidate>& candidates,
+                       const std::string& host) {
+  if (host.empty() || IsCalled(*candidates[0].view, host)) return "";
+  const auto it = std::ranges::find_if(placement.verdicts, [&](const NodeVerdict& verdict) {
+    return verdict.hostname == host || verdict.node.value == host;
+  });
+  return absl::StrCat(
+      "rank 0 goes on ", host, " by where.rank0, and ",
+      it == placement.verdicts.end() ? "no node is called so" : absl::StrCat("that takes none: ", it->limit));
+}
 
 Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   std::vector<const NodeView*> by_id;
@@ -205,17 +214,18 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   }
   for (NodeVerdict& verdict : out.verdicts)
     verdict.room = std::min(verdict.room, demand.count_nodes ? kUnlimited : demand.max);
-  SortByPreference(candidates, demand.max);
+  SortByPreference(candidates, demand.max, demand.rank0);
   const int world = Give(candidates, demand);
   std::erase_if(candidates, [](const Candidate& c) { return c.given == 0; });
   for (Candidate& c : candidates) ChooseGpus(demand, c);
   const int got = demand.count_nodes ? static_cast<int>(candidates.size()) : world;
-  if (got < demand.min || world == 0 || world % demand.unit != 0) {
-    out.reason = WhyNot(out, demand, got);
-    return out;
-  }
-  std::sort(candidates.begin(), candidates.end(),
-            [](const Candidate& a, const Candidate& b) { return a.view->id < b.view->id; });
+  const bool enough = got >= demand.min && world > 0 && world % demand.unit == 0;
+  out.reason = enough ? WhyNoRank0(out, candidates, demand.rank0) : WhyNot(out, demand, got);
+  if (!out.reason.empty()) return out;
+  std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+    const bool a_first = IsCalled(*a.view, demand.rank0), b_first = IsCalled(*b.view, demand.rank0);
+    return a_first != b_first ? a_first : a.view->id < b.view->id;
+  });
   const std::vector<size_t> node_of = Number(candidates, world, demand);
   FillSlots(candidates, node_of, GpusOf(candidates, node_of, demand), demand, out);
   Warn(candidates, demand, out);

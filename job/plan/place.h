@@ -55,6 +55,7 @@ struct Demand {
   std::vector<std::string> gpu_types;  // any of; matched inside the model, ignoring case
   std::map<std::string, std::string> labels;
   std::vector<std::string> exclude;  // hostnames or NodeIds
+  std::string rank0;                 // where rank 0 goes, likewise; empty: wherever
   int asked = 0;                     // by a person while the job ran, of min to max; 0: nobody did
   int spares = 0;                    // of max: what waits beside the ranks, so that words do not call it one
   bool oversubscribe_cpus = false;

@@ -325,5 +325,19 @@ TEST(Place, EmptyClusterSaysSo) {
   EXPECT_EQ(Place({}, Ranks(2, 2)).reason, "needs 2 ranks; no node has joined");
 }
 
+TEST(Place, Rank0HasItsHostOrTheJobWaits) {
+  const std::vector<NodeView> nodes = {Node("a", 4), Node("b", 2), Node("c", 0)};
+  Demand demand = Ranks(3, 3);
+  demand.rank0 = "b";
+  const Placement placed = Place(nodes, demand);
+  ASSERT_TRUE(placed.placed) << placed.reason;
+  EXPECT_EQ(placed.ranks[0].node.value, "b");
+  demand.rank0 = "c";
+  EXPECT_THAT(Place(nodes, demand).reason,
+              HasSubstr("rank 0 goes on c by where.rank0, and that takes none: cpus: 0 of 0"));
+  demand.rank0 = "elsewhere";
+  EXPECT_THAT(Place(nodes, demand).reason, HasSubstr("no node is called so"));
+}
+
 }  // namespace
 }  // namespace gtrain::plan

@@ -33,7 +33,7 @@ Exclusion Excluded(const NodeView& node, const Demand& demand) {
     return {node.unusable,
             "that is over (`gtrain nodes`; `gtrain node undrain` takes a drain back), or another node joins"};
   for (const std::string& name : demand.exclude) {
-    if (name == node.hostname || name == node.id.value)
+    if (IsCalled(node, name))
       return {"excluded by where.exclude", "where.exclude without it, or another node"};
   }
   for (const auto& [key, value] : demand.labels) {

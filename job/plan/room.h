@@ -23,6 +23,11 @@ struct Candidate {
   int given = 0;
 };
 
+// Whether a job file that says `name` means this node.
+inline bool IsCalled(const NodeView& node, const std::string& name) {
+  return !name.empty() && (name == node.hostname || name == node.id.value);
+}
+
 // Whether and why the node takes ranks; `out` gets what it offers.
 NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out);
 

@@ -39,6 +39,8 @@ void JobReader::Complete(const Node& root) {
   CheckCommand(root);
   CheckSize(root);
   CheckMesh(root);
+  CheckTraffic(root);
+  CheckRank0(root);
   CheckStepCopies(root);
   CheckTimes(root);
   CheckResources(root);
@@ -206,6 +208,24 @@ void JobReader::CheckMesh(const Node& root) {
         absl::StrCat("`mesh`: with `elastic.mode: in-place` each node holds whole copies of the model: "
                      "`ranks_per_node` is a multiple of ",
                      shape.model_ranks, ", or the file says `ranks` instead of `nodes`"));
+  }
+}
+
+void JobReader::CheckRank0(const Node& root) {
+  if (spec_.where_rank0.empty() || !spec_.in_place) return;
+  report_.Error(
+      PlaceOf(root, "where.rank0"),
+      "`where.rank0` with `elastic.mode: in-place`: processes that go on stay where they are, and any of "
+      "them becomes rank 0; keep one");
+}
+
+void JobReader::CheckTraffic(const Node& root) {
+  for (const auto& [name, bytes] : spec_.traffic) {
+    if (HasAxis(spec_.mesh, name)) continue;
+    report_.Error(PlaceOf(root, absl::StrCat("traffic.", name)),
+                  spec_.mesh.empty() ? absl::StrCat("`traffic`: ", Shown(name),
+                                                    " is no axis: without `mesh` there is dp alone")
+                                     : absl::StrCat("`traffic`: `mesh` has no axis ", Shown(name)));
   }
 }
 

@@ -163,6 +163,7 @@ std::vector<JobReader::Key> JobReader::IdentityKeys() {
       {"nodes", [this](const Node& n) { spec_.nodes = ReadRange(n, "nodes", kRanksMax); }},
       {"ranks_per_node", [this](const Node& n) { ReadRanksPerNode(n); }},
       {"mesh", [this](const Node& n) { ReadMesh(n); }},
+      {"traffic", [this](const Node& n) { ReadTraffic(n); }},
   };
 }
 
@@ -320,6 +321,14 @@ void JobReader::ReadMesh(const Node& node) {
   }
 }
 
+void JobReader::ReadTraffic(const Node& node) {
+  if (!values_.Mapping(node, "traffic")) return;
+  for (const auto& [key, value] : node.entries) {
+    const auto bytes = values_.Bytes(value, absl::StrCat("traffic.", key.scalar), 1, kTrafficBytesMax);
+    if (bytes) spec_.traffic[key.scalar] = *bytes;
+  }
+}
+
 void JobReader::ReadResources(const Node& node) {
   Resources& r = spec_.resources;
   const auto number_or_auto = [this](const Node& n, absl::string_view key, int min, int max,
@@ -363,9 +372,13 @@ void JobReader::ReadResources(const Node& node) {
 void JobReader::ReadWhere(const Node& node) {
   ReadMapping(node, "where",
               {{"labels", [this](const Node& n) { ReadLabels(n, "where.labels", spec_.where_labels); }},
-               {"exclude", [this](const Node& n) {
+               {"exclude",
+                [this](const Node& n) {
                   if (auto names = values_.Strings(n, "where.exclude"))
                     spec_.where_exclude = *std::move(names);
+                }},
+               {"rank0", [this](const Node& n) {
+                  if (auto name = values_.String(n, "where.rank0")) spec_.where_rank0 = *std::move(name);
                 }}});
 }
 

@@ -48,6 +48,7 @@ class JobReader {
   void ReadRanksPerNode(const Node& node);
   void ReadMesh(const Node& node);
   void ReadResources(const Node& node);
+  void ReadTraffic(const Node& node);
   void ReadWhere(const Node& node);
   void ReadWorkdir(const Node& node);
   void ReadWorkdirPath(const Node& node);
@@ -80,6 +81,8 @@ class JobReader {
   void CheckCommand(const Node& root);
   void CheckSize(const Node& root);
   void CheckMesh(const Node& root);
+  void CheckTraffic(const Node& root);
+  void CheckRank0(const Node& root);
   void CheckStepCopies(const Node& root);
   void CheckMeshSize(const Place& place, const MeshShape& shape, const Range& world);
   void CheckTimes(const Node& root);

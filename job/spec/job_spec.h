@@ -53,6 +53,8 @@ struct SecretRef {  // exactly one is set
 // Ranks lie row by row on the axes of `mesh`, in the order of the file: the last one varies fastest.
 inline constexpr absl::string_view kDataAxis = "dp";  // of kMeshAxes, the one that may grow and shrink
 
+inline constexpr uint64_t kTrafficBytesMax = uint64_t{1} << 50;  // of an axis, a step
+
 struct MeshAxis {
   std::string name;
   std::optional<int> size;  // nullopt = "*": the ranks over the product of the others; dp alone
@@ -153,9 +155,11 @@ struct JobSpec {
   std::optional<Range> nodes;
   std::optional<int> ranks_per_node;  // nullopt = auto
   std::vector<MeshAxis> mesh;
+  std::map<std::string, uint64_t> traffic;  // by axis of `mesh`: bytes that a rank sends a step; else assumed
   Resources resources;
   std::map<std::string, std::string> where_labels;
   std::vector<std::string> where_exclude;
+  std::string where_rank0;   // host name or node id; empty: wherever
   std::string workdir;       // absolute once the client resolved it
   std::string setup;         // runs once a node and content hash
   bool tty = false;          // stdout of each rank is a terminal, so that programs write it line by line

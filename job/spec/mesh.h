@@ -1,7 +1,9 @@
 // How many ranks the mesh of a job file has.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "job/spec/job_spec.h"
@@ -25,6 +27,12 @@ inline MeshShape ShapeOf(const std::vector<MeshAxis>& mesh) {
     if (axis.size && !data && shape.model_ranks < kEnough) shape.model_ranks *= *axis.size;
   }
   return shape;
+}
+
+// Whether ranks lie along that axis: without a mesh they are data-parallel.
+inline bool HasAxis(const std::vector<MeshAxis>& mesh, const std::string& name) {
+  if (mesh.empty()) return name == kDataAxis;
+  return std::any_of(mesh.begin(), mesh.end(), [&](const MeshAxis& axis) { return axis.name == name; });
 }
 
 }  // namespace gtrain::spec

@@ -35,6 +35,7 @@ run: ./build/train --epochs 3 --title 'two words'
 per: rank
 ranks: {min: 2, max: 8}
 mesh: {dp: "*"}
+traffic: {dp: 400MB}
 resources: {cpus: 2, memory: 4GiB, gpus: 1, gpu_type: [H100, A100], shm: 2GiB, processes: 512, visible: rank, oversubscribe: true}
 where: {labels: {pool: spot}, exclude: [node-7]}
 workdir: {path: src, sync: auto}
@@ -62,6 +63,7 @@ priority: -5
   EXPECT_THAT(s.run, ElementsAre("./build/train", "--epochs", "3", "--title", "two words"));
   EXPECT_EQ(s.ranks, (Range{2, 8}));
   EXPECT_EQ(s.mesh, (std::vector<MeshAxis>{{"dp", std::nullopt}}));
+  EXPECT_THAT(s.traffic, ElementsAre(Pair("dp", 400'000'000)));
   EXPECT_EQ(s.resources.memory, uint64_t{4} << 30);
   EXPECT_THAT(s.resources.gpu_type, ElementsAre("H100", "A100"));
   EXPECT_FALSE(s.resources.visible_node);
@@ -93,6 +95,12 @@ priority: -5
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
   EXPECT_EQ(s.time_limit, absl::Hours(24));
   EXPECT_EQ(s.priority, -5);
+}
+
+TEST(ParseJob, WhereRank0Goes) {
+  const ParseResult result = ParseJob("run: a\nwhere: {rank0: node-2}\n", "job.yaml", Options());
+  ASSERT_TRUE(result.ok()) << AllErrors(result);
+  EXPECT_EQ(result.spec.where_rank0, "node-2");
 }
 
 TEST(ParseJob, DefaultsAreTheDocumentedOnes) {
@@ -232,7 +240,13 @@ INSTANTIATE_TEST_SUITE_P(
                       ErrorCase{"J7", "run: a\nlimits: {zzzzzz: 1}\n", "the keys are: time"},
                       ErrorCase{"J7", "run: a\nper: nodes\n", "Did you mean node?"},
                       ErrorCase{"J7", "run: a\nmesh: {qq: 2}\n",
-                                "f:2:8: unknown mesh axis 'qq'; the axes are dp, pp, tp, cp, ep, fsdp"}));
+                                "f:2:8: unknown mesh axis 'qq'; the axes are dp, pp, tp, cp, ep, fsdp"},
+                      ErrorCase{"J7", "run: a\nmesh: {dp: 1}\ntraffic: {tp: 1GB}\n",
+                                "f:3:15: `traffic`: `mesh` has no axis 'tp'"},
+                      ErrorCase{"J7", "run: a\ntraffic: {tp: 1GB}\n", "without `mesh` there is dp alone"},
+                      ErrorCase{"J7", "run: a\nwhere: {rank0: x}\nelastic: {mode: in-place}\n",
+                                "any of them becomes rank 0"},
+                      ErrorCase{"J7", "run: a\ntraffic: {dp: x}\n", "traffic.dp"}));
 
 INSTANTIATE_TEST_SUITE_P(
     J8, FileErrors,

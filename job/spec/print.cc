@@ -88,6 +88,12 @@ void PrintMesh(const JobSpec& spec, std::string& out) {
   mesh.Flush(out);
 }
 
+void PrintTraffic(const JobSpec& spec, std::string& out) {
+  Section traffic("traffic");
+  for (const auto& [axis, bytes] : spec.traffic) traffic.Add(axis, ExactBytes(bytes));
+  traffic.Flush(out);
+}
+
 void PrintEnv(const JobSpec& spec, std::string& out) {
   Section env("env");
   for (const auto& [key, value] : spec.env) env.Add(Quote(key), QuoteExpandable(value));
@@ -117,10 +123,11 @@ void PrintLabels(absl::string_view name, absl::string_view indent,
 }
 
 void PrintWhere(const JobSpec& spec, std::string& out) {
-  if (spec.where_labels.empty() && spec.where_exclude.empty()) return;
+  if (spec.where_labels.empty() && spec.where_exclude.empty() && spec.where_rank0.empty()) return;
   out += "where:\n";
   PrintLabels("labels", "  ", spec.where_labels, out);
   if (!spec.where_exclude.empty()) absl::StrAppend(&out, "  exclude: ", List(spec.where_exclude), "\n");
+  if (!spec.where_rank0.empty()) absl::StrAppend(&out, "  rank0: ", Quote(spec.where_rank0), "\n");
 }
 
 void PrintInherit(const InheritEnv& inherit, std::string& out) {
@@ -229,6 +236,7 @@ std::string PrintJob(const JobSpec& spec) {
   if (spec.nodes) absl::StrAppend(&out, "nodes: ", PrintRange(*spec.nodes), "\n");
   if (spec.ranks_per_node) absl::StrAppend(&out, "ranks_per_node: ", *spec.ranks_per_node, "\n");
   PrintMesh(spec, out);
+  PrintTraffic(spec, out);
   PrintResources(spec.resources, out);
   PrintWhere(spec, out);
   if (!spec.workdir.empty()) absl::StrAppend(&out, "workdir: ", QuoteExpandable(spec.workdir), "\n");

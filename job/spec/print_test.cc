@@ -103,6 +103,8 @@ JobSpec RandomSpec(Rng& rng) {
   if (rng.Chance(0.3)) s.mesh = {{"dp", std::nullopt}};
   const bool in_units = s.ranks && s.ranks->min % 2 == 0 && s.ranks->max % 2 == 0;
   if (!s.mesh.empty() && in_units) s.mesh.push_back({"tp", 2});
+  if (!s.mesh.empty() && rng.Chance(0.5))
+    s.traffic = {{s.mesh.back().name, 1 + rng.Below(uint64_t{1} << 40)}};
   Randomize(s.resources, rng);
   if (rng.Chance(0.5)) s.where_labels = {{"a.b/c", RandomText(rng, true)}, {"true", ""}};
   if (rng.Chance(0.5)) s.where_exclude = {RandomText(rng, true)};
@@ -115,6 +117,7 @@ JobSpec RandomSpec(Rng& rng) {
   if (rng.Chance(0.5)) s.secrets = {{"S", {"E", ""}}, {"T", {"", "/f " + RandomText(rng, true)}}};
   RandomizePolicies(s, rng);
   if (rng.Chance(0.5)) s.labels = {{"team", RandomText(rng, true)}};
+  if (!s.in_place && rng.Chance(0.3)) s.where_rank0 = "node-3";
   // A mesh of more than dp goes with neither.
   if (s.mesh.size() > 1) s.virtual_ranks = 0;
   s.step_copies = s.in_place && s.mesh.size() > 1 && rng.Chance(0.5);

@@ -37,6 +37,21 @@ struct Mesh {
   }
 };
 
+// The slots with coordinates shifted along each axis, so that rank 0 is where `rank` was. Rings and exchanges
+// of all with all cost the same as before. What comes behind the ranks stays.
+inline std::vector<int32_t> Shifted(const Mesh& mesh, const std::vector<int32_t>& slots, int64_t rank) {
+  std::vector<int32_t> shifted = slots;
+  for (int64_t to = 0; to < mesh.ranks(); ++to) {
+    int64_t from = 0;
+    for (size_t axis = 0; axis < mesh.axes.size(); ++axis) {
+      const int64_t stride = mesh.StrideOf(axis), size = mesh.axes[axis].size;
+      from += (to / stride % size + rank / stride % size) % size * stride;
+    }
+    shifted[to] = slots[from];
+  }
+  return shifted;
+}
+
 // An axis of the job file with the traffic assumed for it: tp 4 GB a step, cp 2, ep 1, fsdp 0.8, dp 0.4, pp
 // 0.08, which is what a model of some billion parameters sends. Only their ratios decide a placement.
 inline Axis AxisNamed(absl::string_view name, int size) {

@@ -24,6 +24,7 @@ plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
   demand.gpu_types = spec.resources.gpu_type;
   demand.labels = spec.where_labels;
   demand.exclude = spec.where_exclude;
+  demand.rank0 = spec.where_rank0;
   demand.oversubscribe_cpus = spec.resources.oversubscribe.value_or(may_oversubscribe);
   return demand;
 }
