@@ -2,6 +2,7 @@
 // waits are conditions with deadlines. When run as root the whole set runs a second time as an ordinary user
 // (see main).
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/inotify.h>
@@ -96,6 +97,29 @@ TEST_F(KeeperTest, AnAgentThatAttachesWhileRanksAreStartedDoesNotTakeThemForOver
   EXPECT_FALSE(rank.running);
   EXPECT_EQ(rank.pid, 0);
   EXPECT_NE(WaitStarted(0), nullptr);
+}
+
+// To the kernel it is no error when it lets a process run on other CPUs than was asked for.
+TEST_F(KeeperTest, CpusAreReadBackWhereTheyAreOthers) {
+  Start();
+  client_->Send(keeper::BeginGeneration{1, 2, 1 << 20, "note"});
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  std::vector<int32_t> all;
+  for (int32_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<size_t>(cpu), &allowed)) all.push_back(cpu);
+  }
+  for (const int rank : {0, 1}) {
+    keeper::StartRank start = Rank(rank, {"sleep", "600"});
+    start.cpus = {rank == 0 ? all.back() : CPU_SETSIZE - 1};  // the second is not there
+    client_->Send(start);
+  }
+  const auto* as_asked = WaitStarted(0);
+  ASSERT_NE(as_asked, nullptr);
+  EXPECT_TRUE(as_asked->other_cpus.empty());
+  const auto* otherwise = WaitStarted(1);
+  ASSERT_NE(otherwise, nullptr);
+  EXPECT_EQ(otherwise->other_cpus, all);
 }
 
 TEST_F(KeeperTest, DeathBeforeHelloIsReportedAtOnce) {  // P17

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/keeper/agent_protocol.h"
 
@@ -51,6 +53,17 @@ Exited DescribeExit(const GenerationRecord& record, const RankProcess& rank, con
     exit.message = "exited with code " + std::to_string(exit.code) + " while it was ended: " + record.reason;
   }
   return exit;
+}
+
+// Those that the kernel lets it run on.
+std::vector<int32_t> CpusOf(pid_t pid) {
+  cpu_set_t set;
+  std::vector<int32_t> cpus;
+  if (sched_getaffinity(pid, sizeof(set), &set) != 0) return cpus;
+  for (int32_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<size_t>(cpu), &set)) cpus.push_back(cpu);
+  }
+  return cpus;
 }
 
 }  // namespace
@@ -166,7 +179,8 @@ void Ranks::OnStarted(RankProcess& rank, const SpawnResult& result) {
   if (result.failure.stage != 0) {
     return FailStart(rank, DescribeFailure(result.failure, rank.spec.argv, rank.spec.env, rank.spec.cwd));
   }
-  context_.agent.Tell(Started{rank.spec.generation, rank.spec.rank, rank.pid, rank.start_time});
+  context_.agent.Tell(Started{rank.spec.generation, rank.spec.rank, rank.pid, rank.start_time,
+                              result.not_as_bound ? CpusOf(rank.pid) : std::vector<int32_t>()});
   const GenerationRecord* record = context_.generations.Find(rank.spec.generation);
   std::vector<ProcessEntry> processes;
   if (record->phase != Phase::kLive && record->term_at_ms == 0) Term(rank, &processes);  // missed it

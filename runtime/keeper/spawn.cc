@@ -39,6 +39,7 @@ struct Child {
   char** env;
   pid_t keeper;
   SpawnFailure failure;  // written by the child, read by the starter: they share memory
+  bool not_as_bound;     // likewise
 };
 
 void ResetSignals() {
@@ -50,14 +51,16 @@ void ResetSignals() {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-GTRAIN_SHARES_MEMORY void Bind(const std::vector<int32_t>& cpus) {
-  if (cpus.empty()) return;
-  cpu_set_t set;
+// False: a control group allows only some of them, or none, which is no error to the kernel.
+GTRAIN_SHARES_MEMORY bool Bind(const std::vector<int32_t>& cpus) {
+  if (cpus.empty()) return true;
+  cpu_set_t set, got;
   CPU_ZERO(&set);
   for (int32_t cpu : cpus) {
     if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
   }
   sched_setaffinity(0, sizeof(set), &set);
+  return sched_getaffinity(0, sizeof(got), &got) == 0 && CPU_EQUAL(&set, &got);
 }
 
 // For execvp, a folder of $PATH that may not be searched and a program that may not be run are the same
@@ -91,7 +94,7 @@ GTRAIN_SHARES_MEMORY int Become(void* argument) {
   prctl(PR_SET_PTRACER, child.keeper);
   if (given_files.rlim_max > 0) setrlimit(RLIMIT_NOFILE, &given_files);
   if (request.cgroup != nullptr) request.cgroup->Enter();
-  Bind(request.cpus);
+  child.not_as_bound = !Bind(request.cpus);
   if (!request.cwd.empty() && chdir(request.cwd.c_str()) != 0) {
     child.failure = {1, errno};
     _exit(126);
@@ -120,9 +123,10 @@ SpawnResult StartOne(const SpawnRequest& request, const std::pair<std::string, s
   for (const std::string& text : env_text) env.push_back(const_cast<char*>(text.c_str()));
   env.push_back(nullptr);
   SpawnResult result;
-  Child child{&request, argv.data(), env.data(), keeper, {}};
+  Child child{&request, argv.data(), env.data(), keeper, {}, false};
   result.pid = clone(Become, stack + sizeof(stack), CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, &child);
   result.failure = result.pid > 0 ? child.failure : SpawnFailure{3, errno};
+  result.not_as_bound = child.not_as_bound;
   ProcessEntry entry;
   if (result.pid > 0 && ReadProcess(result.pid, &entry)) result.start_time = entry.start_time;
   return result;

@@ -38,6 +38,7 @@ struct SpawnResult {
   pid_t pid = -1;
   uint64_t start_time = 0;
   SpawnFailure failure;
+  bool not_as_bound = false;  // it may run on others than SpawnRequest::cpus
 };
 
 // Owner thread only; nothing blocks.

@@ -276,6 +276,17 @@ TEST_F(AgentKeeperTest, WhoIsAskedToConnectsAnew_W9) {
   EXPECT_TRUE(reconnects(true));
 }
 
+TEST_F(AgentKeeperTest, WhoIsBoundOtherwiseIsAWarning) {
+  Start(1);
+  Step(FromKeeper{kJob, keeper::Started{1, 0, 100, 7}});
+  EXPECT_TRUE(SentBy<AgentNote>(last_).empty());
+  Step(FromKeeper{kJob, keeper::Started{1, 0, 100, 7, {0, 1, 3}}});
+  const std::vector<AgentNote> notes = SentBy<AgentNote>(last_);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0].kind, "warning");
+  EXPECT_THAT(notes[0].text, ::testing::HasSubstr("lets it run on 0,1,3 "));
+}
+
 // The head counts what a generation costs until then. Later ones come with the heartbeats.
 TEST_F(AgentKeeperTest, TheFirstStepOfAGenerationIsToldAtOnce) {
   Start(1);

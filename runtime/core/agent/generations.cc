@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/json_depth.h"
 #include "base/probe.h"
+#include "base/units.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/agent/lease.h"
 #include "runtime/core/agent/near_copies.h"
@@ -344,6 +345,13 @@ void Generations::OnStarted(const JobId& job, const keeper::Started& started) {
   if (rank->status.state == RankState::kStarting) rank->status.state = RankState::kRunning;
   rank->status_changed = true;
   context_.Tell(RanksStarted{job, Generation{started.generation}, {rank->status}});
+  if (!started.other_cpus.empty()) {
+    context_.Tell(AgentNote{
+        job, Generation{started.generation}, started.rank, "warning",
+        absl::StrCat("it is not bound to the CPUs that it was placed on: the kernel lets it run on ",
+                     PrintRanks({started.other_cpus.begin(), started.other_cpus.end()}),
+                     " (a control group of its agent allows no others; `systemctl show -p AllowedCPUs`)")});
+  }
 }
 
 // To the head a rank that waits has joined when it could.

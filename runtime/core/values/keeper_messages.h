@@ -203,7 +203,9 @@ struct Started {
   int32_t rank = 0;
   int64_t pid = 0;
   uint64_t start_time = 0;  // clock ticks after boot: (pid, start_time) is never reused (fault P14)
-  GT_FIELDS(generation, rank, pid, start_time)
+  // Hardware threads that it may run on, where the kernel gave it others than StartRank::cpus; else empty.
+  std::vector<int32_t> other_cpus = {};
+  GT_FIELDS(generation, rank, pid, start_time, other_cpus)
   bool operator==(const Started&) const = default;
 };
 
