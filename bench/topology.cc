@@ -44,7 +44,7 @@ using topology::Fabric;
 using topology::Mesh;
 using Order = std::vector<int>;  // [rank]: its machine
 
-constexpr int kMachines = 8, kLeaves = 2, kTurns = 5, kTurnsQuick = 1, kDraws = 10, kDrawsQuick = 2;
+constexpr int kMachines = 8, kLeaves = 2, kTurns = 3, kTurnsQuick = 1, kDraws = 10, kDrawsQuick = 2;
 constexpr size_t kBytes = 1 << 20, kOuterBytes = 256 << 10;  // of dp: 8, and tp; of dp beside tp
 constexpr int kCalls = 3;
 constexpr char kRate[] = "400mbit", kUplink[] = "50mbit", kBurst[] = "64kb", kUplinkBurst[] = "16kb";

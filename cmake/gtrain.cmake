@@ -213,6 +213,19 @@ function(gtrain_test_timeout variable)
   set(${variable} ${seconds} PARENT_SCOPE)
 endfunction()
 
+# Seconds of the tests that take longest, on a busy machine of two cores. They begin first, so that none of them runs alone at the end.
+set(GTRAIN_LONG_TESTS e2e_examples_test=465 e2e_elastic_test=440 checkpoint_crash_test=310 comm_exec_test=280
+  e2e_interactive_test=200 e2e_tiers_test=190 e2e_network_test=180 e2e_mesh_test=170 e2e_chaos_test=165
+  e2e_install_test=145 comm_many_ranks_test=140 e2e_actors_test=125 e2e_exec_and_stack_test=125 checkpoint_engine_test=120 e2e_links_test=115
+  e2e_bitwise_test=105 runtime_head_test=100 runtime_host_test=100 sim_test=97)
+function(gtrain_test_cost name)
+  foreach(long ${GTRAIN_LONG_TESTS})
+    if(long MATCHES "^${name}=(.*)$")
+      set_tests_properties(${name} PROPERTIES COST ${CMAKE_MATCH_1})
+    endif()
+  endforeach()
+endfunction()
+
 # gtrain_test(<name> SRCS ... DEPS ... [LIBS ...] [LABELS ...] [TIMEOUT s] [PURE] [SERIAL] [BATCH] [OPTIMIZED])
 # One test program a folder. It runs with the repository root as working directory. BATCH: its files share no names, so that
 # GTRAIN_UNITY may compile them together. OPTIMIZED: the test itself computes much, or has code of public headers that must be fast;
@@ -237,6 +250,7 @@ function(gtrain_test name)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT "GTRAIN_BUILD_DIR=${CMAKE_BINARY_DIR};GTRAIN_SOURCE_DIR=${CMAKE_SOURCE_DIR}")
+  gtrain_test_cost(${name})
   if(ARG_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
@@ -255,6 +269,7 @@ function(gtrain_python_test name file)
   add_test(NAME ${name} COMMAND ${GTRAIN_PYTHON} -B ${path} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT "GTRAIN_BUILD_DIR=${CMAKE_BINARY_DIR};GTRAIN_SOURCE_DIR=${CMAKE_SOURCE_DIR}")
+  gtrain_test_cost(${name})
   if(ARG_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()

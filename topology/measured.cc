@@ -9,7 +9,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/rng.h"
 #include "topology/builder.h"
 
@@ -17,20 +19,25 @@ namespace gtrain::topology {
 namespace {
 
 // Groups of two levels differ at least by this factor in speed. Measurements of equal links differ by less.
-constexpr double kStep = 1.4;
+constexpr double kStep = 1.5;
 constexpr uint64_t kSeed = 22;
 
 using Rounds = std::vector<std::vector<Pair>>;
 
-// The circle method: machine n - 1 stays, the others go round.
-Rounds AllPairs(int machines) {
+// The circle method: one machine stays, the others go round. In each turn others meet at the same time.
+Rounds AllPairs(int machines, int turn) {
   const int n = machines + machines % 2;
+  std::vector<int> seat(static_cast<size_t>(machines));
+  std::iota(seat.begin(), seat.end(), 0);
+  Rng random(kSeed + static_cast<uint64_t>(turn));
+  std::ranges::shuffle(seat, random);
   Rounds rounds;
   for (int r = 0; r + 1 < n; ++r) {
     std::vector<Pair> round;
     for (int i = 0; i < n / 2; ++i) {
       const int a = i == 0 ? n - 1 : (r + i) % (n - 1), b = (r + n - 1 - i) % (n - 1);
-      if (std::max(a, b) < machines) round.push_back({std::min(a, b), std::max(a, b)});
+      if (std::max(a, b) < machines)
+        round.push_back({std::min(seat[a], seat[b]), std::max(seat[a], seat[b])});
     }
     rounds.push_back(std::move(round));
   }
@@ -42,7 +49,10 @@ Rounds AllPairs(int machines) {
 // uplink carries so little that nobody notices how narrow it is.
 class SomePairs {
  public:
-  explicit SomePairs(int machines) : machines_(machines), order_(static_cast<size_t>(machines)) {
+  SomePairs(int machines, int turn)
+      : machines_(machines),
+        order_(static_cast<size_t>(machines)),
+        random_(kSeed + static_cast<uint64_t>(turn)) {
     std::iota(order_.begin(), order_.end(), 0);
   }
 
@@ -89,7 +99,7 @@ class SomePairs {
 
   const int machines_;
   std::vector<int> order_;
-  Rng random_{kSeed};
+  Rng random_;
   absl::flat_hash_set<std::pair<int, int>> seen_;
   absl::flat_hash_set<int> busy_;
   std::vector<Pair> round_;
@@ -220,8 +230,8 @@ std::vector<double> LatencyByLevel(const Measured& measured) {
 // Three digits: more would be noise, and files of two measurements are to be compared.
 double Rounded(double value) {
   if (!(value > 0)) return 0;
-  const double unit = std::pow(10.0, std::floor(std::log10(value)) - 2);
-  return std::round(value / unit) * unit;
+  double rounded = 0;
+  return absl::SimpleAtod(absl::StrFormat("%.3g", value), &rounded) ? rounded : value;
 }
 
 constexpr const char* kLevelNames[] = {"leaf", "pod", "zone"};
@@ -233,8 +243,8 @@ int GroupLevel::groups() const {
   return group_of.empty() ? 0 : 1 + *std::max_element(group_of.begin(), group_of.end());
 }
 
-Rounds ProbeRounds(int machines) {
-  return machines <= kAllPairsMax ? AllPairs(machines) : SomePairs(machines).Make();
+Rounds ProbeRounds(int machines, int turn) {
+  return machines <= kAllPairsMax ? AllPairs(machines, turn) : SomePairs(machines, turn).Make();
 }
 
 std::vector<GroupLevel> FindGroups(int machines, absl::Span<const PairSpeed> pairs) {
@@ -284,6 +294,8 @@ std::vector<Pair> PairsAcross(absl::Span<const GroupLevel> levels, size_t level,
 }
 
 absl::StatusOr<Topology> TopologyOf(const Measured& measured, const Shape& shape) {
+  if (measured.levels.size() > kGroupLevelsMax)
+    return absl::InvalidArgumentError(absl::StrCat("more than ", kGroupLevelsMax, " levels of groups"));
   const int machines = static_cast<int>(measured.machines.size());
   const std::vector<double> own = OwnSpeeds(machines, measured.pairs);
   const std::vector<double> latency = LatencyByLevel(measured);
@@ -299,8 +311,8 @@ absl::StatusOr<Topology> TopologyOf(const Measured& measured, const Shape& shape
           absl::StrCat(measured.machines[m], " has exchanged nothing with any other machine"));
   }
   const auto switch_of = [&](size_t level, int machine) {
-    if (level == measured.levels.size()) return builder.Switch("core");
-    return builder.Switch(absl::StrCat(kLevelNames[level], measured.levels[level].group_of[machine]));
+    if (level == measured.levels.size()) return builder.Switch("/core");
+    return builder.Switch(absl::StrCat("/", kLevelNames[level], measured.levels[level].group_of[machine]));
   };
   // A message goes up and down again, so each side has half of it.
   const auto us_up = [&](size_t level) {

@@ -32,8 +32,10 @@ struct Pair {
   bool operator==(const Pair&) const = default;
 };
 
-// Each machine is in one pair of a round at most, and each pair is there once. Deterministic.
-std::vector<std::vector<Pair>> ProbeRounds(int machines);
+// Each machine is in one pair of a round at most, and each pair is there once. Deterministic. `turn`: which
+// pairs share a round changes from turn to turn, for what a pair gets depends on how many others cross the
+// uplinks with it.
+std::vector<std::vector<Pair>> ProbeRounds(int machines, int turn = 0);
 
 struct PairSpeed {
   int a = 0, b = 0;
@@ -64,7 +66,7 @@ struct Measured {
 };
 
 // Machines hang on a switch a group of the first level, groups on one of the next, and the widest on one
-// called "core". InvalidArgument: a machine that no pair has a speed of, or two of one name.
+// called "/core". InvalidArgument: a machine that no pair has a speed of, or two of one name.
 absl::StatusOr<Topology> TopologyOf(const Measured& measured, const Shape& shape);
 
 }  // namespace gtrain::topology

@@ -44,7 +44,7 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of each rank's blob, so that all ranks report the error of one. A restart helps against
 // kMeetError, not against kMeetNever: a requested thing that does not exist.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (14 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (15 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 
@@ -254,13 +254,22 @@ bool WillMend(const absl::Status& status) {
          !absl::IsResourceExhausted(status) && !absl::IsNotFound(status) && !absl::IsUnimplemented(status);
 }
 
+// Ranks that go through the machines in different orders would wait for each other without end. FNV-1a.
+uint32_t OrderHash(const Hierarchy& hierarchy) {
+  uint32_t hash = 2166136261u;
+  for (const int rank : hierarchy.NodeMajor()) hash = (hash ^ static_cast<uint32_t>(rank)) * 16777619u;
+  return hash;
+}
+
 // First what all must agree on, then each rank's transport address, or what it could not open: nobody waits
 // for a rank that has no memory or no network.
 absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& gather, const Watch& watch) {
   const uint64_t mine = Rng::FromSystem().Next();
-  std::string blob(1 + sizeof(kMeetVersion) + sizeof(mine), kMeetOk);
+  const uint32_t order = OrderHash(hierarchy_);
+  std::string blob(1 + sizeof(kMeetVersion) + sizeof(mine) + sizeof(order), kMeetOk);
   std::memcpy(&blob[1], &kMeetVersion, sizeof(kMeetVersion));
   std::memcpy(&blob[1 + sizeof(kMeetVersion)], &mine, sizeof(mine));
+  std::memcpy(&blob[1 + sizeof(kMeetVersion) + sizeof(mine)], &order, sizeof(order));
   const size_t fixed = blob.size();
   blob +=
       absl::StrCat(Setting(options_.algorithm), std::string(1, kBetweenSettings), Setting(options_.network));
@@ -269,6 +278,11 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
     if (first[r].size() < fixed || std::memcmp(first[r].data(), blob.data(), 1 + sizeof(kMeetVersion))) {
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", r, " runs another version of libgtrain: start all ranks from the same build"));
+    }
+    if (std::memcmp(&first[r][fixed - sizeof(order)], &order, sizeof(order)) != 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          NameOf(static_cast<int>(r)), " was told another order of the machines than ", NameOf(rank()),
+          ": their agents are of different versions (gtrain nodes --json); bring all to the same"));
     }
   }
   std::memcpy(&nonce_, &first[0][1 + sizeof(kMeetVersion)], sizeof(nonce_));

@@ -86,6 +86,50 @@ TEST(Communicator, MachinesInTheOrderOfTheFabric) {
   }
 }
 
+// As where an agent is older than the others.
+TEST(Communicator, AnotherOrderOfMachinesIsNamed) {
+  FakeWorld world({"a", "b", "c"});
+  std::vector<std::thread> threads;
+  std::vector<absl::Status> results(3);
+  world.SetFabricOrder({0, 2, 1});
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      class Told final : public Bootstrap {
+       public:
+        explicit Told(std::unique_ptr<Bootstrap> as) : as_(std::move(as)), members_(as_->members()) {
+          if (as_->rank() == 1) {
+            for (Member& member : members_) member.fabric_order = 0;
+          }
+        }
+        int rank() const override { return as_->rank(); }
+        int world_size() const override { return as_->world_size(); }
+        Generation generation() const override { return as_->generation(); }
+        const std::vector<Member>& members() const override { return members_; }
+        absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
+                                                           absl::Duration t) override {
+          return as_->AllGather(blob, t);
+        }
+        absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, uint64_t zeros,
+                                       absl::Duration t) override {
+          return as_->Arena(id, bytes, zeros, t);
+        }
+        void FreeArena(uint64_t id) override { as_->FreeArena(id); }
+        absl::Status Alive() const override { return as_->Alive(); }
+
+       private:
+        std::unique_ptr<Bootstrap> as_;
+        std::vector<Member> members_;
+      } bootstrap(world.Rank(rank));
+      results[static_cast<size_t>(rank)] = MakeCommunicator(&bootstrap, {}).status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : results) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("another order of the machines"));
+  }
+}
+
 // The values of GTRAIN_COMM_ALGO that fit: where each machine has one rank, and where some have several.
 std::vector<std::string> AlgorithmsOn(const std::vector<std::string>& nodes) {
   if (std::set<std::string>(nodes.begin(), nodes.end()).size() == nodes.size())

@@ -12,6 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -30,7 +31,13 @@ using topology::Topology;
 constexpr int kUnknown = -1;
 constexpr size_t kPlacesMax = 8, kPlaceBytesMax = 64;  // of a label, and each of them
 
-absl::string_view ShortOf(absl::string_view name) { return name.substr(0, name.find('.')); }
+// Without the domain. An address has none.
+absl::string_view ShortOf(absl::string_view name) {
+  const bool is_address = absl::StrContains(name, ':') || std::ranges::all_of(name, [](char c) {
+                            return c == '.' || absl::ascii_isdigit(c);
+                          });
+  return is_address ? name : name.substr(0, name.find('.'));
+}
 
 // What is known of the inside of a machine. What a file says is checked against what the agent found: where
 // the number of GPUs differs, they are all alike; a machine that is plain has as many slots as ranks fit.
@@ -260,11 +267,24 @@ std::vector<int32_t> Kept(const Seats& seats, const std::vector<Candidate>& cand
   return kept;
 }
 
+// Moves the node that is called so to the front of (-room, candidate), where it is taken, and leaves it alone
+// where one is all that is taken. False: there is none.
+bool TakeFirst(const std::vector<Candidate>& candidates, const std::string& rank0, size_t count,
+               std::vector<std::pair<int, size_t>>& nodes) {
+  const auto it = std::ranges::find_if(
+      nodes, [&](const auto& node) { return IsCalled(*candidates[node.second].view, rank0); });
+  if (it == nodes.end()) return false;
+  std::rotate(nodes.begin(), it, it + 1);
+  if (count == 1) nodes.resize(1);
+  return true;
+}
+
 // As many nodes as packing takes, near each other: those of the smallest domain in which so many have room
 // for all ranks; of several such domains the one with the least room. Speeds that nobody knows decide nothing
-// here, so a job is on no more machines than it needs.
+// here, so a job is on no more machines than it needs. The one that rank 0 is to have is among them.
 std::set<size_t> ChooseNodes(const KnownTopology& known, const std::vector<Candidate>& candidates,
-                             const std::vector<int>& machines, size_t count, int64_t ranks) {
+                             const std::vector<int>& machines, const std::string& rank0, size_t count,
+                             int64_t ranks) {
   size_t depth = 0;  // of the domains that are looked at: their paths have so many numbers
   for (const int machine : machines) depth = std::max(depth, known.PathOf(machine).size() + 1);
   for (;; --depth) {
@@ -281,6 +301,7 @@ std::set<size_t> ChooseNodes(const KnownTopology& known, const std::vector<Candi
     for (auto& [domain, nodes] : domains) {
       if (nodes.size() < count) continue;
       std::ranges::sort(nodes);
+      if (!rank0.empty() && !TakeFirst(candidates, rank0, count, nodes)) continue;
       int64_t room = 0, most = 0;
       for (size_t i = 0; i < nodes.size(); ++i) (i < count - 1 ? most : room) -= nodes[i].first;
       const int64_t whole = most + room;
@@ -302,16 +323,15 @@ std::vector<int> MachinesOf(const KnownTopology& known, const std::vector<Candid
   return machines;
 }
 
-// What a plan of a job that is not there yet may have: the nodes that are chosen for it, or that packing
-// chose where rank 0 has a place of its own. `considered` gets those of packing, too, for a comparison.
+// What a plan of a job that is not there yet may have: the nodes that are chosen for it. `considered` gets
+// those of packing, too, for a comparison.
 std::set<NodeId> NodesFor(const KnownTopology& known, const std::vector<Candidate>& candidates,
                           const std::vector<int>& machines, const Demand& demand, const Placement& packed,
                           std::set<NodeId>& considered) {
   considered = {packed.nodes.begin(), packed.nodes.end()};
-  if (!demand.rank0.empty()) return considered;
   std::set<NodeId> chosen;
   for (const size_t i :
-       ChooseNodes(known, candidates, machines, packed.nodes.size(), std::ssize(packed.ranks)))
+       ChooseNodes(known, candidates, machines, demand.rank0, packed.nodes.size(), std::ssize(packed.ranks)))
     chosen.insert(candidates[i].view->id);
   considered.insert(chosen.begin(), chosen.end());
   return chosen;
@@ -631,21 +651,44 @@ std::vector<int32_t> UsableOf(const Seats& seats, const std::vector<Candidate>& 
   return usable;
 }
 
-// A link whose speed nobody knows carries what is assumed for the lower of its switches.
+// Of a domain none of whose uplinks has a speed each carries its part of what is assumed for all of them.
 void FillSpeeds(const Fabric& fabric, Topology& topology) {
-  std::map<std::string, std::pair<size_t, double>> domains;  // by name: level, and what leaves it
+  struct Domain {
+    size_t level = 0;
+    double gb_s = 0;  // that leave it
+    int links = 0;
+    bool known = false;
+  };
+  std::map<std::string, Domain> domains;
   for (size_t level = fabric.machine_level + 1; level < fabric.levels.size(); ++level) {
     const topology::Level& of = fabric.levels[level];
     for (size_t d = 0; d < of.names.size(); ++d) domains[of.names[d]] = {level, of.up_gb_s[d]};
   }
-  const auto domain_of = [&](const topology::End& end) {
-    const auto it = domains.find(topology.switches[end.index].name);
-    return it == domains.end() ? std::pair<size_t, double>(fabric.levels.size(), 0) : it->second;
+  // Of the lower of the two switches that a link joins.
+  const auto domain_of = [&](const topology::Link& link) -> Domain* {
+    Domain* lower = nullptr;
+    size_t levels[2] = {fabric.levels.size(), fabric.levels.size()};
+    for (const bool second : {false, true}) {
+      const topology::End& end = second ? link.to : link.from;
+      const auto it = domains.find(topology.switches[end.index].name);
+      if (it == domains.end()) continue;
+      levels[second] = it->second.level;
+      if (lower == nullptr || it->second.level < lower->level) lower = &it->second;
+    }
+    return levels[0] == levels[1] ? nullptr : lower;
   };
+  const auto between_switches = [](const topology::Link& link) {
+    return link.from.is_switch && link.to.is_switch;
+  };
+  for (const topology::Link& link : topology.links) {
+    Domain* const domain = between_switches(link) ? domain_of(link) : nullptr;
+    if (domain == nullptr) continue;
+    ++domain->links;
+    domain->known = domain->known || link.gb_s > 0;
+  }
   for (topology::Link& link : topology.links) {
-    if (link.gb_s > 0 || !link.from.is_switch || !link.to.is_switch) continue;
-    const auto from = domain_of(link.from), to = domain_of(link.to);
-    link.gb_s = from.first < to.first ? from.second : to.first < from.first ? to.second : 0;
+    const Domain* const domain = between_switches(link) && link.gb_s <= 0 ? domain_of(link) : nullptr;
+    if (domain != nullptr && !domain->known) link.gb_s = domain->gb_s / domain->links;
   }
 }
 
@@ -676,8 +719,11 @@ Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks, const Traffi
 }
 
 KnownTopology::KnownTopology(Topology topology) : topology_(std::move(topology)) {
-  for (size_t m = 0; m < topology_.machines.size(); ++m)
-    machines_.try_emplace(std::string(ShortOf(topology_.machines[m].name)), static_cast<int>(m));
+  for (size_t m = 0; m < topology_.machines.size(); ++m) {
+    const auto [it, is_new] =
+        machines_.try_emplace(std::string(ShortOf(topology_.machines[m].name)), static_cast<int>(m));
+    if (!is_new) it->second = kUnknown;  // of several machines
+  }
   for (size_t m = 0; m < topology_.machines.size(); ++m)
     machines_[topology_.machines[m].name] = static_cast<int>(m);
   paths_.resize(topology_.machines.size());
@@ -704,6 +750,10 @@ void KnownTopology::IndexLinks() {
     for (const topology::End& end : {link.from, link.to}) {
       if (!end.is_switch) links_[end.index].push_back(static_cast<int>(i));
     }
+    if (link.from.is_switch != link.to.is_switch) {
+      const int machine = (link.from.is_switch ? link.to : link.from).index;
+      machine_of_switch_.try_emplace((link.from.is_switch ? link.from : link.to).index, machine);
+    }
     if (link.from.is_switch && link.to.is_switch) without_machines_.links.push_back(link);
   }
 }
@@ -723,10 +773,13 @@ const std::vector<int>& KnownTopology::PathOf(int machine) const {
 Topology KnownTopology::Part(const std::vector<int>& machines) const {
   Topology part = without_machines_;
   std::map<int, int> number;
-  for (const int machine : machines) {
+  const auto add = [&](int machine) {
     if (number.emplace(machine, static_cast<int>(part.machines.size())).second)
       part.machines.push_back(topology_.machines[machine]);
-  }
+  };
+  for (const int machine : machines) add(machine);
+  // A switch keeps its distance from the nearest machine, by which its level is known.
+  for (const auto& [ignored, machine] : machine_of_switch_) add(machine);
   std::set<int> links;  // one may join two of them
   for (const auto& [machine, ignored] : number) links.insert(links_[machine].begin(), links_[machine].end());
   for (const int i : links) {

@@ -48,8 +48,9 @@ class KnownTopology {
   int MachineOf(const NodeView& node) const;
   // The domains that hold a machine, numbered, the widest first; empty for -1.
   const std::vector<int>& PathOf(int machine) const;
-  // The topology without other machines than these. What goes through what is left costs the same: where
-  // nobody knows the speed of a switch, it is what was assumed for the whole (but of leaves with rails).
+  // The topology with these machines first, and else one for each switch that has any. What goes through what
+  // is left costs the same: where nobody knows the speed of a switch, it is what was assumed for the whole
+  // (but of leaves with rails).
   topology::Topology Part(const std::vector<int>& machines) const;
 
  private:
@@ -59,7 +60,7 @@ class KnownTopology {
   std::map<std::string, int, std::less<>> machines_;  // by name, whole and short
   std::vector<std::vector<int>> paths_;               // by machine
   std::vector<std::vector<int>> links_;               // of each machine
-  std::vector<int> switch_links_;                     // between switches
+  std::map<int, int> machine_of_switch_;              // one that hangs on it
   topology::Topology without_machines_;
 };
 

@@ -129,6 +129,50 @@ TEST(KnownTopology, APartCostsWhatItDoesInTheWhole) {
   }
 }
 
+// The nodes beside it, not those that packing finds first.
+TEST(ByTopologyTest, NodesNearTheOneForRank0AreChosen) {
+  const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d"});
+  Demand demand = Ranks(2);
+  demand.rank0 = "d";
+  const Placement placement = Both(nodes, demand, Alternating(), MeshAxes(1, 2));
+  ASSERT_EQ(placement.ranks.size(), 2u);
+  EXPECT_EQ(placement.ranks[0].node.value, "d");
+  EXPECT_EQ(placement.ranks[1].node.value, "b");
+}
+
+// Two uplinks of a switch are together what was assumed for it, and a machine on the core changes no level.
+TEST(KnownTopology, SeveralUplinksAndAMachineOnTheCore) {
+  topology::Topology topology = Racks("a /z/r1\nb /z/r1\nc /z/r2\nd /z/r2\n");
+  topology.links.push_back(topology.links.back());
+  for (const topology::Link& link : topology.links) {
+    if (link.from.is_switch && link.to.is_switch) topology.links.back() = link;
+  }
+  topology.machines.push_back({"login", 0, {}, {}, ""});
+  topology.links.push_back({{false, 4, -1}, {true, 0, -1}, 0, 0});
+  const KnownTopology known(topology);
+  const topology::Fabric file = topology::Compile(topology).value();
+  const topology::Fabric whole = topology::Compile(known.topology()).value();
+  const topology::Fabric part = topology::Compile(known.Part({0, 2})).value();
+  const topology::Mesh mesh = MeshOf({}, 2);
+  const double seconds =
+      Evaluate(file, mesh, {file.slots_of_machine[0].first, file.slots_of_machine[2].first}).seconds;
+  EXPECT_NEAR(
+      Evaluate(whole, mesh, {whole.slots_of_machine[0].first, whole.slots_of_machine[2].first}).seconds,
+      seconds, 1e-3 * seconds);
+  EXPECT_NEAR(Evaluate(part, mesh, {part.slots_of_machine[0].first, part.slots_of_machine[1].first}).seconds,
+              seconds, 1e-3 * seconds);
+}
+
+TEST(KnownTopology, AddressesAndNamesOfSeveralMachinesHaveNoShortForm) {
+  const KnownTopology known(Racks("10.0.0.1 /r1\nn1.a /r1\nn1.c /r2\nm.x /r2\n"));
+  const auto machine_of = [&](const std::string& host) { return known.MachineOf(Nodes({host})[0]); };
+  EXPECT_EQ(machine_of("10.9.9.9"), -1);
+  EXPECT_EQ(machine_of("n1.b"), -1);
+  EXPECT_EQ(machine_of("n1.c"), 2);
+  EXPECT_EQ(machine_of("m"), 3);
+  EXPECT_EQ(machine_of("m.y"), 3);
+}
+
 TEST(MeshOf, WhatTheJobSaysOfTraffic) {
   const topology::Mesh mesh = MeshOf(MeshAxes(2, 2), 4, {{"tp", 3'000'000'000}});
   EXPECT_DOUBLE_EQ(mesh.axes[1].gb, 3);
@@ -148,8 +192,9 @@ TEST(ByTopologyTest, TrafficOfTheJobCountsMoreThanWhatIsAssumed) {
       text += slot.node.value == "a" || slot.node.value == "c" ? '1' : '2';
     return text;
   };
-  EXPECT_EQ(racks({}), "1122");
-  EXPECT_EQ(racks({{"dp", uint64_t{1} << 40}, {"tp", 1}}), "1212");
+  const std::string assumed = racks({}), said = racks({{"dp", uint64_t{1} << 40}, {"tp", 1}});
+  EXPECT_TRUE(assumed == "1122" || assumed == "2211") << assumed;
+  EXPECT_TRUE(said == "1212" || said == "2121") << said;
 }
 
 std::vector<std::string> NodesOf(const Placement& placement) {

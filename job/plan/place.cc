@@ -96,7 +96,18 @@ std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const 
     left.push_back(candidates[i].given);
     index[candidates[i].view->id] = i;
   }
+  if (IsCalled(*candidates[0].view, demand.rank0)) {
+    // A node of that name that had the rank before, else the first.
+    size_t first = 0;
+    for (size_t i = 1; i < candidates.size() && !demand.previous.empty(); ++i) {
+      if (candidates[i].view->id == demand.previous[0] && IsCalled(*candidates[i].view, demand.rank0))
+        first = i;
+    }
+    node_of[0] = first;
+    --left[first];
+  }
   for (int rank = 0; rank < world && rank < static_cast<int>(demand.previous.size()); ++rank) {
+    if (node_of[rank] != kNone) continue;
     const auto it = index.find(demand.previous[rank]);
     if (it == index.end() || left[it->second] == 0) continue;
     node_of[rank] = it->second;
@@ -190,9 +201,9 @@ std::string WhyNoRank0(const Placement& placement, const std::vector<Candidate>&
   const auto it = std::ranges::find_if(placement.verdicts, [&](const NodeVerdict& verdict) {
     return verdict.hostname == host || verdict.node.value == host;
   });
-  return absl::StrCat(
-      "rank 0 goes on ", host, " by where.rank0, and ",
-      it == placement.verdicts.end() ? "no node is called so" : absl::StrCat("that takes none: ", it->limit));
+  return absl::StrCat("rank 0 goes on ", host, " by where.rank0, and ",
+                      it == placement.verdicts.end() ? "no node that is up is called so"
+                                                     : absl::StrCat("that takes none: ", it->limit));
 }
 
 Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {

@@ -335,8 +335,20 @@ TEST(Place, Rank0HasItsHostOrTheJobWaits) {
   demand.rank0 = "c";
   EXPECT_THAT(Place(nodes, demand).reason,
               HasSubstr("rank 0 goes on c by where.rank0, and that takes none: cpus: 0 of 0"));
+  // Two agents of one host, and the one that had rank 1 is left.
+  std::vector<NodeView> two = {Node("y", 1), Node("z", 4)};
+  two[0].hostname = "h";
+  Demand again = Ranks(3, 3);
+  again.rank0 = "h";
+  again.previous = {NodeId("x"), NodeId("y"), NodeId("z")};
+  EXPECT_EQ(Place(two, again).ranks.at(0).node.value, "y");
+  std::vector<NodeView> thief = {Node("0123456789abcdef", 1), Node("b", 1)};
+  thief[1].hostname = "0123456789abcdef";
+  Demand by_id = Ranks(1, 1);
+  by_id.rank0 = "0123456789abcdef";
+  EXPECT_EQ(Place(thief, by_id).ranks.at(0).node.value, "0123456789abcdef");
   demand.rank0 = "elsewhere";
-  EXPECT_THAT(Place(nodes, demand).reason, HasSubstr("no node is called so"));
+  EXPECT_THAT(Place(nodes, demand).reason, HasSubstr("no node that is up is called so"));
 }
 
 }  // namespace

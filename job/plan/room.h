@@ -23,9 +23,11 @@ struct Candidate {
   int given = 0;
 };
 
-// Whether a job file that says `name` means this node.
+// Whether a job file that says `name` means this node. What looks like an id is one: a machine could call
+// itself as another one's id.
 inline bool IsCalled(const NodeView& node, const std::string& name) {
-  return !name.empty() && (name == node.hostname || name == node.id.value);
+  const bool is_id = name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return !name.empty() && (name == node.id.value || (name == node.hostname && !is_id));
 }
 
 // Whether and why the node takes ranks; `out` gets what it offers.

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -25,7 +27,7 @@ using topology::GroupLevel;
 using topology::Pair;
 using topology::PairSpeed;
 
-constexpr int kTurns = 2;  // of each pair; the faster one counts, for other work only makes it slower
+constexpr int kTurns = 2;  // of each pair, with others beside it; the mean counts
 constexpr int kPings = 20;
 constexpr double kSeconds = 0.1, kCalibratedSeconds = 0.004;
 constexpr uint64_t kBytesMin = 16 << 10, kBytesMax = 4 << 20;
@@ -60,13 +62,11 @@ class Prober {
 
   int machines() const { return static_cast<int>(rank_of_.size()); }
 
-  // The pairs of all rounds, on every rank.
+  // The pairs of all rounds, on every rank. Beyond kAllPairsMax machines a pair may be there more than once.
   absl::StatusOr<std::vector<PairSpeed>> MeasurePairs() {
-    const auto rounds = topology::ProbeRounds(machines());
-    std::vector<PairSpeed> own;
+    std::map<std::pair<int, int>, std::vector<PairSpeed>> own;
     for (int turn = 0; turn < kTurns; ++turn) {
-      size_t next = 0;
-      for (const std::vector<Pair>& round : rounds) {
+      for (const std::vector<Pair>& round : topology::ProbeRounds(machines(), turn)) {
         const Place place = PlaceIn(round);
         GT_RETURN_IF_ERROR(comm_.Barrier());
         double us = 0;
@@ -75,17 +75,13 @@ class Prober {
         }
         GT_ASSIGN_OR_RETURN(const Moved moved, Exchange(place));
         if (!place.begins) continue;
-        const PairSpeed speed{place.pair.a, place.pair.b, moved.bytes / moved.seconds * 1e-9, us};
-        if (turn == 0) {
-          own.push_back(speed);
-          continue;
-        }
-        PairSpeed& kept = own[next++];
-        kept.gb_s = std::max(kept.gb_s, speed.gb_s);
-        kept.us = std::min(kept.us, speed.us);
+        own[{place.pair.a, place.pair.b}].push_back(
+            {place.pair.a, place.pair.b, moved.bytes / moved.seconds * 1e-9, us});
       }
     }
-    return Gathered(own);
+    std::vector<PairSpeed> means;
+    for (const auto& [ends, speeds] : own) means.push_back(MeanOf(speeds));
+    return Gathered(means);
   }
 
   // GB/s in one direction over these pairs together, on every rank. While any of them moves data it fills
@@ -117,6 +113,18 @@ class Prober {
   struct Next {
     uint64_t bytes = kBytesMin, count = 1, is_last = 0;
   };
+
+  // The geometric mean of the speeds, and the lowest latency.
+  static PairSpeed MeanOf(const std::vector<PairSpeed>& speeds) {
+    PairSpeed mean = speeds.front();
+    double log = 0;
+    for (const PairSpeed& speed : speeds) {
+      log += std::log(speed.gb_s);
+      mean.us = std::min(mean.us, speed.us);
+    }
+    mean.gb_s = std::exp(log / static_cast<double>(speeds.size()));
+    return mean;
+  }
 
   Place PlaceIn(const std::vector<Pair>& round) const {
     for (const Pair& pair : round) {

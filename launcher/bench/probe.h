@@ -3,7 +3,7 @@
 //
 // A round takes some tenths of a second, and there are 2 (n - 1) of them for up to 64 machines, some 56 + 4
 // log2 n for more, and two for each group. A process has a connection to each machine that it is in a pair
-// with, and keeps 40 bytes for each pair of all.
+// with, and keeps some 300 bytes for each pair of all.
 #pragma once
 #include <string>
 #include <vector>

@@ -37,9 +37,11 @@ absl::StatusOr<std::vector<std::string>> RunBenchJob(const Args& args, const Ben
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(job_args, input.spec));
   Complain(absl::StrCat(job.what, ": job ", submitted.job));
   std::vector<std::string> lines;
-  const int code = Follow(
-      submitted.cluster, submitted.job,
-      {.from_start = true, .ctrl_c_stops = submitted.cluster.is_own(), .bare = &lines, .show = job.show});
+  const int code = Follow(submitted.cluster, submitted.job,
+                          {.from_start = true,
+                           .ctrl_c_stops = job.ctrl_c_stops || submitted.cluster.is_own(),
+                           .bare = &lines,
+                           .show = job.show});
   if (code != kDone) return absl::UnavailableError(absl::StrCat(job.what, ": the job did not succeed"));
   return lines;
 }

@@ -17,7 +17,8 @@ struct BenchJob {
   int ranks = 1;
   std::optional<int64_t> nodes = std::nullopt;
   std::vector<std::string> settings = {};  // as of --set
-  bool show = true;                        // what the ranks write on stdout
+  bool show = true;                        // what the ranks write on stdout; false: it is rank 0's alone
+  bool ctrl_c_stops = false;               // else only where the cluster is this command's own
 };
 
 // The folder of this program, where gtrain-bench is, too.

@@ -94,7 +94,7 @@ absl::Status RefuseFlags(const Args& args, const std::vector<std::string>& flags
 }
 
 const std::vector<std::string> kOfSources = {"hwloc", "slurm", "ib", "aws", "gcp", "racks"};
-const std::vector<std::string> kOfMeasure = {"nodes", "pairs", "run-dir"};
+const std::vector<std::string> kOfMeasure = {"nodes", "pairs", "env", "run-dir"};
 
 // For people. What placement makes of it shows a misspelt link.
 std::string Described(const Topology& topology, const std::string& from = "") {
@@ -107,9 +107,13 @@ std::string Described(const Topology& topology, const std::string& from = "") {
 absl::Status WriteOrPrint(const Args& args, const absl::StatusOr<Topology>& topology) {
   if (!topology.ok()) return topology.status();
   const std::string text = topology::PrintTopology(*topology);
-  if (args.Has("out")) return WriteFileDurable(args.Get("out"), text, 0644);
-  Print(text);
-  return absl::OkStatus();
+  if (!args.Has("out")) {
+    Print(text);
+    return absl::OkStatus();
+  }
+  const absl::Status written = WriteText(args.Get("out"), text);
+  if (!written.ok()) Print(text);  // it may have taken a while to find out
+  return written;
 }
 
 absl::Status Capture(const Args& args) {

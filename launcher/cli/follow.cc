@@ -67,6 +67,7 @@ class OutputReader {
   OutputReader(Cluster& cluster, std::string job, const FollowOptions& options)
       : cluster_(cluster),
         job_(std::move(job)),
+        rank0_alone_(!options.show),
         shown_generation_(options.shown_generation),
         shown_bytes_(options.shown_bytes) {}
 
@@ -194,7 +195,7 @@ class OutputReader {
         cut_.erase(cut);
         return Found::kUnknown;
       }
-      output.Add(stream.rank, of.hosts[stream.rank], stream.is_stderr, piece_.text);
+      Give(stream, of.hosts[stream.rank], piece_.text, output);
       bytes_ += piece_.text.size();
       offset = piece_.next_offset;
       const bool goes_on = show == nullptr || piece_.text.empty() || show();
@@ -261,6 +262,11 @@ class OutputReader {
             bytes_max};
   }
 
+  void Give(const Stream& stream, const std::string& host, absl::string_view text, RankOutput& output) const {
+    if (rank0_alone_ && stream.rank != 0 && !stream.is_stderr) return;
+    output.Add(stream.rank, host, stream.is_stderr, text);
+  }
+
   // How far the stream went on; nullopt: nobody knows.
   std::optional<uint64_t> Take(Watched& of, const Stream& stream, const absl::StatusOr<std::string>& json,
                                RankOutput& output) {
@@ -268,7 +274,7 @@ class OutputReader {
     const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
     if (!log.ok()) return std::nullopt;
     if (!log->hostname.empty()) of.hosts[stream.rank] = log->hostname;
-    output.Add(stream.rank, of.hosts[stream.rank], stream.is_stderr, log->text);
+    Give(stream, of.hosts[stream.rank], log->text, output);
     bytes_ += log->text.size();
     const Cut open(of.generation, stream.rank, stream.is_stderr);
     if (log->end) {
@@ -283,6 +289,7 @@ class OutputReader {
 
   Cluster& cluster_;
   const std::string job_;
+  const bool rank0_alone_;
   const uint64_t shown_generation_, shown_bytes_;
   absl::Duration timeout_ = kLogTimeout;
   const RealClock clock_;

@@ -18,7 +18,7 @@ struct FollowOptions {
   uint64_t shown_generation = 0, shown_bytes = 0;
   // If given, it gets the lines of output as the ranks wrote them, and they are shown like that.
   std::vector<std::string>* bare = nullptr;
-  bool show = true;  // what ranks write on stdout, beside giving it to `bare`
+  bool show = true;  // false: only rank 0's stdout goes to `bare`, and none is shown
 };
 
 // Returns the exit code: the job's, or 128+N when a signal ended the watching (the job goes on).

@@ -2,12 +2,20 @@
 // that is kept from one measurement to the next.
 #include "launcher/cli/topology_measure.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -41,6 +49,7 @@ constexpr size_t kSlowShown = 10;
 struct FreeMachines {
   std::map<std::string, std::string> name_of;  // by node id
   Words free, busy;                            // node ids
+  Words seconds;                               // further agents of machines that have one already
 };
 
 absl::StatusOr<FreeMachines> AskMachines(const Args& args) {
@@ -48,14 +57,18 @@ absl::StatusOr<FreeMachines> AskMachines(const Args& args) {
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientNodes{}));
   GT_RETURN_IF_ERROR(ExpectKey(text, "nodes"));
   FreeMachines out;
+  std::set<std::string> seen;
   const json reply = json::parse(text);
   for (const json& node : reply["nodes"]) {
-    const std::string id = TextOf(node, "id");
-    out.name_of[id] = TextOf(node, "hostname");
+    const std::string id = TextOf(node, "id"), host = TextOf(node, "hostname");
+    // Agents name themselves, and one is not to lose the measurement of all.
+    const absl::StatusOr<Words> one = topology::ParseHostlist(host);
+    out.name_of[id] = one.ok() && *one == Words{host} && !absl::StartsWith(host, "/") ? host : id;
     const bool usable = TextOf(node, "state") == "alive" && !node.value("unclean", false) &&
                         TextOf(node, "quarantine").empty() && node.value("notices", json::array()).empty();
     if (!usable) continue;
-    (node.value("jobs", json::array()).empty() ? out.free : out.busy).push_back(id);
+    const bool is_second = !seen.insert(out.name_of[id]).second;
+    (is_second ? out.seconds : node.value("jobs", json::array()).empty() ? out.free : out.busy).push_back(id);
   }
   return out;
 }
@@ -83,15 +96,18 @@ class ProbeLines {
  private:
   bool Machine(const Words& words) {
     size_t index = 0;
-    if (words.size() < 3 || !absl::SimpleAtoi(words[1], &index) || index != out_.machines.size())
+    if (words.size() < 3 || words.size() > 3 + topology::kGroupLevelsMax ||
+        !absl::SimpleAtoi(words[1], &index) || index != out_.machines.size())
       return false;
     const auto name = machines_.name_of.find(words[2]);
-    out_.machines.push_back(name == machines_.name_of.end() ? words[2] : name->second);
+    if (name == machines_.name_of.end() || !nodes_.insert(words[2]).second) return false;
+    out_.machines.push_back(name->second);
     if (index == 0) out_.levels.resize(words.size() - 3);
     if (words.size() - 3 != out_.levels.size()) return false;
     for (size_t level = 0; level < out_.levels.size(); ++level) {
       int group = 0;
-      if (!absl::SimpleAtoi(words[level + 3], &group) || group < 0) return false;
+      if (!absl::SimpleAtoi(words[level + 3], &group) || group < 0 || group >= topology::kMachinesMax)
+        return false;
       out_.levels[level].group_of.push_back(group);
     }
     return true;
@@ -103,6 +119,7 @@ class ProbeLines {
         !absl::SimpleAtod(words[3], &pair.gb_s) || !absl::SimpleAtod(words[4], &pair.us))
       return false;
     if (pair.a < 0 || pair.b < 0 || std::max(pair.a, pair.b) >= machines) return false;
+    if (!std::isfinite(pair.gb_s) || !std::isfinite(pair.us) || pair.gb_s <= 0 || pair.us < 0) return false;
     out_.pairs.push_back(pair);
     return true;
   }
@@ -112,12 +129,15 @@ class ProbeLines {
     if (words.size() != 4 || !absl::SimpleAtoi(words[1], &level) || !absl::SimpleAtoi(words[2], &group) ||
         !absl::SimpleAtod(words[3], &gb_s))
       return false;
-    if (level >= out_.levels.size() || group != out_.levels[level].gb_s.size()) return false;
+    if (level >= out_.levels.size() || group != out_.levels[level].gb_s.size() || !std::isfinite(gb_s) ||
+        gb_s < 0)
+      return false;
     out_.levels[level].gb_s.push_back(gb_s);
     return true;
   }
 
   const FreeMachines& machines_;
+  std::set<std::string> nodes_;  // that were named
   Measured out_;
 };
 
@@ -146,7 +166,8 @@ absl::StatusOr<KeptPairs> ReadKept(const std::string& path) {
   for (size_t i = 0; good && i < document["pairs"].size(); ++i) {
     const json& pair = document["pairs"][i];
     const bool whole = pair.is_object() && !TextOf(pair, "a").empty() && !TextOf(pair, "b").empty() &&
-                       pair.value("gb_s", json()).is_number() && pair.value("us", json()).is_number();
+                       !TextOf(pair, "at").empty() && pair.value("gb_s", json()).is_number() &&
+                       pair["gb_s"].get<double>() > 0 && pair.value("us", json()).is_number();
     if (!whole)
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": pairs/", i, " needs a, b, gb_s, us and at; the file is left as it is"));
@@ -210,8 +231,14 @@ absl::StatusOr<Measured> MeasureMachines(const Args& args) {
   BenchJob job{
       .what = "measurement", .command = {folder / "gtrain-bench", "probe"}, .nodes = nodes, .show = false};
   job.ranks = static_cast<int>(nodes);
-  if (!busy.empty())
-    job.settings.push_back(absl::StrCat("where.exclude=[", absl::StrJoin(machines.busy, ", "), "]"));
+  Words excluded = machines.busy;
+  excluded.insert(excluded.end(), machines.seconds.begin(), machines.seconds.end());
+  // Quoted, for some ids look like numbers.
+  if (!excluded.empty())
+    job.settings.push_back(absl::StrCat("where.exclude=[\"", absl::StrJoin(excluded, "\", \""), "\"]"));
+  // A second generation would measure other machines, and one that never comes would keep all of these.
+  job.settings.insert(job.settings.end(), {"restart.budget=0", "limits.time=30m"});
+  job.ctrl_c_stops = true;
   GT_ASSIGN_OR_RETURN(const Words lines, RunBenchJob(args, job));
   return ProbeLines(machines).Read(lines);
 }
@@ -223,21 +250,43 @@ std::vector<Flag> MeasureFlags() {
           {"pairs", '\0', "FILE",
            "with measure: keep the speed of each pair of machines here, and name those that are slower than "
            "they were"},
+          {"env", '\0', "NAME=VALUE", "with measure: for its ranks, as GTRAIN_COMM_TLS=tcp", true},
           {"run-dir", '\0', "DIR", "with measure: logs go to DIR/<job id>-<cluster>; default ./gtrain-runs"}};
 }
 
 absl::StatusOr<topology::Topology> MeasuredTopology(const Args& args, const topology::Shape& shape) {
   // What cannot be kept is said before anybody waits for a measurement.
   KeptPairs kept;
+  for (const char* flag : {"out", "pairs"}) {
+    if (!args.Has(flag)) continue;
+    const std::filesystem::path folder = std::filesystem::absolute(args.Get(flag)).parent_path();
+    if (access(folder.c_str(), W_OK | X_OK) != 0)
+      return absl::InvalidArgumentError(absl::StrCat("--", flag, " ", args.Get(flag),
+                                                     ": no file can be made in ", folder.string(), ": ",
+                                                     strerror(errno)));
+  }
+  if (args.Has("pairs") && args.Get("pairs") == args.Get("out"))
+    return absl::InvalidArgumentError("--out and --pairs are the same file");
   if (args.Has("pairs")) {
     GT_ASSIGN_OR_RETURN(kept, ReadKept(args.Get("pairs")));
   }
   GT_ASSIGN_OR_RETURN(const Measured measured, MeasureMachines(args));
+  GT_ASSIGN_OR_RETURN(topology::Topology topology, topology::TopologyOf(measured, shape));
   if (args.Has("pairs")) {
     Renew(measured, kept);
-    GT_RETURN_IF_ERROR(WriteFileDurable(args.Get("pairs"), PrintKept(kept), 0644));
+    // What was measured is not lost by that.
+    if (const absl::Status written = WriteText(args.Get("pairs"), PrintKept(kept)); !written.ok())
+      Complain(absl::StrCat("--pairs: ", written.message()));
   }
-  return topology::TopologyOf(measured, shape);
+  return topology;
+}
+
+absl::Status WriteText(const std::string& path, const std::string& text) {
+  std::error_code error;
+  const std::filesystem::path real = std::filesystem::weakly_canonical(path, error);  // where a link leads
+  if (std::filesystem::exists(real, error) && !std::filesystem::is_regular_file(real, error))
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file, and is left as it is"));
+  return WriteFileDurable(real.empty() ? path : real.string(), text, 0644);
 }
 
 }  // namespace gtrain::cli

@@ -108,20 +108,37 @@ absl::Status KeepPlaces(const std::string& path, Planned& planned) {
   return absl::OkStatus();
 }
 
-// Rank 0 on its host, the others around it as before.
+// Rank 0 on its host: the coordinates are shifted, or, where the plan has no rank there, the others are
+// placed around it.
 void MoveRank0(const std::string& host, Planned& planned) {
   topology::Plan& plan = planned.plan;
-  const auto there = std::ranges::find_if(plan.slot_of_rank, [&](int32_t slot) {
-    return planned.topology.machines[planned.fabric.slots[slot].machine].name == host;
-  });
-  if (there == plan.slot_of_rank.end()) {
-    plan = {};
-    plan.reason = absl::StrCat("rank 0 goes on ", host, " by where.rank0, and no rank of the plan is there");
-    return;
+  const Fabric& fabric = planned.fabric;
+  const Mesh& mesh = planned.request.mesh;
+  const auto is_there = [&](int32_t slot) {
+    return planned.topology.machines[fabric.slots[slot].machine].name == host;
+  };
+  const auto refuse = [&](absl::string_view why) {
+    plan.placed = false;
+    plan.reason = absl::StrCat("rank 0 goes on ", host, " by where.rank0, and ", why);
+  };
+  if (const auto there = std::ranges::find_if(plan.slot_of_rank, is_there);
+      there != plan.slot_of_rank.end()) {
+    plan.slot_of_rank = topology::Shifted(mesh, plan.slot_of_rank, there - plan.slot_of_rank.begin());
+  } else {
+    std::vector<int32_t> free = UsableSlots(planned.topology, fabric, planned.request);
+    const auto first = std::ranges::find_if(free, is_there);
+    if (first == free.end()) return refuse("the job may have no place there");
+    std::vector<int32_t> slots(plan.slot_of_rank.size(), -1);
+    slots[0] = *first;
+    free.erase(first);
+    const topology::Replacement around = Replace(fabric, mesh, slots, free, {});
+    if (!around.done) return refuse(around.reason);
+    for (const topology::Move& move : around.moves) slots[move.rank] = move.to;
+    plan.slot_of_rank = std::move(slots);
+    plan.policy = "around rank 0";
+    plan.spare_slots.clear();
   }
-  plan.slot_of_rank =
-      topology::Shifted(planned.request.mesh, plan.slot_of_rank, there - plan.slot_of_rank.begin());
-  plan.cost = Evaluate(planned.fabric, planned.request.mesh, plan.slot_of_rank);
+  plan.cost = Evaluate(fabric, mesh, plan.slot_of_rank);
 }
 
 json ToJson(const Planned& planned) {
@@ -167,6 +184,8 @@ json ToJson(const Planned& planned) {
 }
 
 absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) {
+  if (args.Has("rankfile") && !job.where_rank0.empty())
+    return Wrong("--rankfile says where rank 0 is, and so does where.rank0: keep one");
   if (job.per == spec::Per::kNode)
     return Wrong("--topology plans ranks with GPUs of their own; a job with `per: node` has none");
   Planned planned;

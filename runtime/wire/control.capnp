@@ -257,6 +257,7 @@ struct AgentHello {
   copiesOf @17 :List(Text);
   keepsSeals @18 :Bool;
   kept @19 :List(KeptProcesses);
+  knowsFabricOrder @20 :Bool;
 }
 struct KeptProcesses { job @0 :Text; processes @1 :List(ProcessId); coming @2 :List(ProcessId); }
 

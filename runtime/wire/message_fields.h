@@ -201,6 +201,7 @@ GT_FIELDS(core::AgentHello) {
   GT_PLAIN(takes_copies, TakesCopies);
   GT_ID_LIST(copies_of, CopiesOf, 10000);
   GT_PLAIN(keeps_seals, KeepsSeals);
+  GT_PLAIN(knows_fabric_order, KnowsFabricOrder);
   GT_LIST(kept, Kept, 10000);
 }
 GT_FIELDS(core::AgentHeartbeat) {

@@ -139,6 +139,7 @@ core::AgentHello SampleHello() {
           .takes_copies = true,
           .copies_of = {kJob},
           .keeps_seals = true,
+          .knows_fabric_order = true,
           .kept = {{kJob, {{{1}, 0}, {{2}, 3}}, {{{2}, 4}}}}};
 }
 

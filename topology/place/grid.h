@@ -23,7 +23,7 @@ struct Grid {
   std::vector<Side> sides;
   int64_t units = 1;  // fewer than 2^31
 
-  // Of 32 bits and without sign: the divisions are a good part of all that Bisect and Improve do.
+  // Of 32 bits and without sign: the divisions are a good part of all that Divide and Improve do.
   static int At(int64_t unit, const Side& side) {
     return static_cast<int>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(side.stride) %
                             static_cast<uint32_t>(side.size));
@@ -50,13 +50,9 @@ struct Grid {
 
 Grid MakeGrid(const Mesh& mesh, const std::vector<int>& box);
 
-// Swaps units at random, at first also where that costs something, less and less so (simulated annealing),
-// `steps` times. What it leaves is for Improve. Equal arguments give equal results.
-void Anneal(const Fabric& fabric, const Grid& grid, const UnitPlaces& places, int64_t steps,
-            std::vector<int32_t>& unit_at);
-
-// [place]: the unit that goes there. As many places as units.
-std::vector<int32_t> Bisect(const Fabric& fabric, const Grid& grid, const UnitPlaces& places);
+// [place]: the unit that goes there. As many places as units. `nth`, from 0: of the layouts that promise
+// least GB the one to take everywhere; -1: in each domain the best of some.
+std::vector<int32_t> Divide(const Fabric& fabric, const Grid& grid, const UnitPlaces& places, int nth);
 
 // Swaps units of different machines while that lowers the sum of GB x distance. Tries at most `tries_max`
 // swaps.

@@ -1,15 +1,16 @@
 // Three steps. A unit is the box of the mesh that keeps most traffic inside of a machine (units.h): for tp 8
 // on machines of eight GPUs it is one tp group. The grid of units is cut along the domains of the fabric
-// (Bisect), and then improved by swaps. Inside of a unit the axes with the most traffic vary fastest, so that
+// (Divide), and then improved by swaps. Inside of a unit the axes with the most traffic vary fastest, so that
 // islands of a machine get them whole and equal coordinates sit on equal rails.
 //
-// The bisection weighs a cut by its GB. The time of a step also depends on which links are busy anyway, so
-// several weights of the axes are tried and the best outcome is kept; for very large meshes the first alone
-// is.
+// Both weigh a cut by its GB. The time of a step also depends on which links are busy anyway, so for it
+// several weights of the axes and several ways to cut are tried, with the swaps and without, and the best
+// outcome is kept; for very large meshes the first alone is.
 //
 // Work: O(units x log(units)) and O(ranks); the swaps are bounded by their number, not by time, so that equal
 // input gives equal output.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "topology/place/cost.h"
@@ -21,8 +22,7 @@ namespace gtrain::topology {
 namespace {
 
 constexpr int64_t kTriesPerUnit = 64;
-constexpr int64_t kRanksToAnneal = 16'384, kStepsPerUnit = 1'000, kStepsMax = 400'000;
-constexpr int64_t kRanksOfAllTries = 65'536;  // ranks x weights that are tried: bounds the time
+constexpr int64_t kRanksOfAllTries = 65'536;  // ranks x attempts: bounds the time
 
 // Ranks of the mesh in a unit at the origin, in the order in which they take the slots of a place.
 std::vector<int64_t> RanksOfUnit(const Mesh& mesh, const std::vector<int>& box) {
@@ -50,16 +50,23 @@ int64_t FirstRank(const Mesh& mesh, const std::vector<int>& box, int64_t unit) {
   return rank;
 }
 
-// Weights for the sides of the grid, all 1 first; at most `count` of them.
-std::vector<std::vector<double>> Weights(size_t sides, size_t count) {
-  std::vector<std::vector<double>> weights = {std::vector<double>(sides, 1)};
-  for (const double factor : {0.5, 2.0, 0.25, 4.0}) {
-    for (size_t s = 0; s < sides && sides > 1 && weights.size() < count; ++s) {
-      weights.push_back(weights.front());
-      weights.back()[s] = factor;
+struct Attempt {
+  int nth = -1;                 // for Divide
+  std::vector<double> weights;  // of the sides of the grid
+};
+
+// All weights 1 first; at most `count` of them.
+std::vector<Attempt> Attempts(size_t sides, size_t count) {
+  std::vector<Attempt> attempts;
+  for (const double factor : {1.0, 0.5, 2.0, 0.25, 4.0}) {
+    for (size_t s = 0; s < (factor == 1 ? 1 : sides); ++s) {
+      for (int nth = -1; nth < 4 && attempts.size() < count; ++nth) {
+        attempts.push_back({nth, std::vector<double>(sides, 1)});
+        if (factor != 1) attempts.back().weights[s] = factor;
+      }
     }
   }
-  return weights;
+  return attempts;
 }
 
 class Best {
@@ -68,22 +75,27 @@ class Best {
   Best(Objective objective, bool is_only) : objective_(objective), is_only_(is_only) {}
 
   void Offer(const Fabric& fabric, const Mesh& mesh, std::vector<int32_t> slot_of_rank) {
-    double value = 0;
-    if (!is_only_) {
-      const Cost cost = Evaluate(fabric, mesh, slot_of_rank);
-      value = objective_ == Objective::kSeconds ? cost.seconds : cost.total;
-    }
-    if (!slot_of_rank_.empty() && value >= value_) return;
+    Cost cost;
+    if (!is_only_) cost = Evaluate(fabric, mesh, slot_of_rank);
+    if (!slot_of_rank_.empty() && !IsBetter(cost)) return;
     slot_of_rank_ = std::move(slot_of_rank);
-    value_ = value;
+    seconds_ = cost.seconds;
+    total_ = cost.total;
   }
   std::vector<int32_t> Take() { return std::move(slot_of_rank_); }
 
  private:
+  // Often several take equally long, as a link that none can spare decides; then less traffic is better.
+  bool IsBetter(const Cost& cost) const {
+    const bool by_time =
+        objective_ == Objective::kSeconds && std::abs(cost.seconds - seconds_) > 1e-9 * seconds_;
+    return by_time ? cost.seconds < seconds_ : cost.total < total_;
+  }
+
   const Objective objective_;
   const bool is_only_;
   std::vector<int32_t> slot_of_rank_;
-  double value_ = 0;
+  double seconds_ = 0, total_ = 0;
 };
 
 std::vector<int32_t> SlotsOf(const Mesh& mesh, const std::vector<int>& box, const std::vector<int64_t>& ranks,
@@ -98,21 +110,18 @@ std::vector<int32_t> SlotsOf(const Mesh& mesh, const std::vector<int>& box, cons
 }
 
 void PlaceBoxes(const Fabric& fabric, const Mesh& mesh, const std::vector<int>& box,
-                const std::vector<int32_t>& usable, Best& best) {
+                const std::vector<int32_t>& usable, Objective objective, Best& best) {
   const Grid grid = MakeGrid(mesh, box);
   const std::vector<int64_t> ranks = RanksOfUnit(mesh, box);
   const UnitPlaces places = MakePlaces(fabric, usable, static_cast<int>(ranks.size()), grid.units);
   if (places.count() < grid.units) return;
-  const size_t tries = static_cast<size_t>(std::max<int64_t>(1, kRanksOfAllTries / mesh.ranks()));
-  const std::vector<std::vector<double>> all = Weights(grid.sides.size(), tries);
-  for (const std::vector<double>& weights : all) {
+  const int64_t tries =
+      objective == Objective::kTotal ? 1 : std::max<int64_t>(1, kRanksOfAllTries / mesh.ranks());
+  for (const Attempt& attempt : Attempts(grid.sides.size(), static_cast<size_t>(tries))) {
     Grid weighed = grid;
-    for (size_t s = 0; s < weights.size(); ++s) weighed.sides[s].gb *= weights[s];
-    std::vector<int32_t> unit_at = Bisect(fabric, weighed, places);
-    Improve(fabric, grid, places, kTriesPerUnit * grid.units, unit_at);
-    best.Offer(fabric, mesh, SlotsOf(mesh, box, ranks, places, unit_at));
-    if (mesh.ranks() > kRanksToAnneal || &weights != &all.front()) continue;
-    Anneal(fabric, grid, places, std::min(kStepsPerUnit * grid.units, kStepsMax), unit_at);
+    for (size_t s = 0; s < grid.sides.size(); ++s) weighed.sides[s].gb *= attempt.weights[s];
+    std::vector<int32_t> unit_at = Divide(fabric, weighed, places, attempt.nth);
+    if (tries > 1) best.Offer(fabric, mesh, SlotsOf(mesh, box, ranks, places, unit_at));
     Improve(fabric, grid, places, kTriesPerUnit * grid.units, unit_at);
     best.Offer(fabric, mesh, SlotsOf(mesh, box, ranks, places, unit_at));
   }
@@ -123,8 +132,9 @@ void PlaceBoxes(const Fabric& fabric, const Mesh& mesh, const std::vector<int>& 
 std::vector<int32_t> PlaceMeshAware(const Fabric& fabric, const Mesh& mesh,
                                     const std::vector<int32_t>& usable, Objective objective) {
   const std::vector<std::vector<int>> boxes = UnitBoxes(fabric, mesh, usable);
-  Best best(objective, boxes.size() == 1 && mesh.ranks() * 2 > kRanksOfAllTries);
-  for (const std::vector<int>& box : boxes) PlaceBoxes(fabric, mesh, box, usable, best);
+  const bool once = objective == Objective::kTotal || mesh.ranks() * 2 > kRanksOfAllTries;
+  Best best(objective, boxes.size() == 1 && once);
+  for (const std::vector<int>& box : boxes) PlaceBoxes(fabric, mesh, box, usable, objective, best);
   return best.Take();
 }
 

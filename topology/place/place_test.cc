@@ -97,12 +97,13 @@ TEST(MeshAwareTest, GroupsWithMuchTrafficStayInMachinesAndPipelinesInLeaves) {
   const absl::StatusOr<Fabric> fabric = Compile(topology);
   ASSERT_TRUE(fabric.ok());
   const Mesh mesh = MeshOf({{"tp", 4}, {"pp", 2}, {"dp", 4}});  // tp varies slowest
-  const std::vector<int32_t> slots = PlaceMeshAware(*fabric, mesh, All(*fabric));
-  const Cost cost = Evaluate(*fabric, mesh, slots);
+  const Cost cost = Evaluate(*fabric, mesh, PlaceMeshAware(*fabric, mesh, All(*fabric), Objective::kTotal));
   EXPECT_EQ(cost.axes[0].machines_max, 1);
   EXPECT_EQ(cost.axes[0].cut_gb[0], 0);
   // dp rings stay on a leaf, and only the pipeline leaves it.
   EXPECT_EQ(cost.axes[2].cut_gb[1], 0);
+  // The time is less if they do leave it: their machines' links are the slower ones anyway.
+  EXPECT_LT(Evaluate(*fabric, mesh, PlaceMeshAware(*fabric, mesh, All(*fabric))).seconds, cost.seconds);
   EXPECT_GT(Evaluate(*fabric, mesh, PlaceContiguous(*fabric, mesh, All(*fabric))).seconds, cost.seconds);
 }
 
@@ -138,6 +139,81 @@ TEST(PlacementProperty, TheCheckerAgreesAndTheBoundHolds) {
         EXPECT_LE(bound.seconds, cost.seconds * (1 + 1e-9)) << "seed " << seed;
         EXPECT_LE(bound.total, cost.total * (1 + 1e-9)) << "seed " << seed;
       }
+    }
+  }
+}
+
+// Two GPUs a machine; the leaves have so many machines.
+Topology TreeOf(const std::vector<int>& leaves) {
+  Topology out;
+  Shape shape;
+  shape.name = "two";
+  shape.gpus.assign(2, {"H100", -1, "", 80});
+  shape.nvlink = {{{0, 1}, 400, 1}};
+  out.shapes = {shape};
+  Builder builder(out);
+  const int spine = builder.Switch("spine");
+  for (const int machines : leaves) {
+    const int leaf = builder.Switch(absl::StrCat("leaf", out.switches.size()));
+    builder.LinkSwitch(leaf, spine, 30, 1);
+    for (int m = 0; m < machines; ++m)
+      builder.LinkMachine(builder.Machine(absl::StrCat("n", out.machines.size())), leaf, 50, 1);
+  }
+  return out;
+}
+
+// No order of eight ranks is below the bound, and often one is at it.
+TEST(BoundTest, NoPlacementOfASmallMeshIsBelow) {
+  const auto mesh_of = [](const std::vector<Axis>& axes) { return Mesh{axes}; };
+  const Pattern ring = Pattern::kRing, chain = Pattern::kChain, all = Pattern::kAllToAll;
+  const std::vector<Mesh> meshes = {mesh_of({{"a", 4, ring, 1}, {"b", 2, ring, 8}}),
+                                    mesh_of({{"a", 4, ring, 5}, {"b", 2, chain, 1}}),
+                                    mesh_of({{"a", 2, chain, 1}, {"b", 4, chain, 2}}),
+                                    mesh_of({{"a", 2, chain, 1}, {"b", 2, ring, 2}, {"c", 2, all, 9}}),
+                                    mesh_of({{"a", 8, ring, 1}}),
+                                    mesh_of({{"a", 7, chain, 1}})};
+  int reached = 0;
+  for (const std::vector<int>& leaves :
+       std::vector<std::vector<int>>{{2, 2}, {3, 1}, {1, 1, 1, 1}, {2, 1, 1}}) {
+    const absl::StatusOr<Fabric> fabric = Compile(TreeOf(leaves));
+    ASSERT_TRUE(fabric.ok());
+    std::vector<int32_t> slots = All(*fabric);
+    for (const Mesh& mesh : meshes) {
+      const Bound bound = LowerBound(*fabric, mesh, slots);
+      double least_seconds = 1e9, least_total = 1e9;
+      std::vector<int32_t> order = slots;
+      do {
+        // The two slots of a machine are alike: once in their order is enough.
+        std::vector<size_t> at(order.size());
+        for (size_t i = 0; i < order.size(); ++i) at[order[i]] = i;
+        if (at[0] > at[1] || at[2] > at[3] || at[4] > at[5] || at[6] > at[7]) continue;
+        const Cost cost = Evaluate(*fabric, mesh, order);
+        least_seconds = std::min(least_seconds, cost.seconds);
+        least_total = std::min(least_total, cost.total);
+      } while (std::next_permutation(order.begin(), order.end()));
+      EXPECT_LE(bound.seconds, least_seconds * (1 + 1e-9));
+      EXPECT_LE(bound.total, least_total * (1 + 1e-9));
+      reached += bound.total >= least_total * (1 - 1e-9) ? 1 : 0;
+    }
+  }
+  EXPECT_GE(reached, 12);
+}
+
+TEST(MeshAwareTest, ComesNearTheBoundWithAndWithoutHoles) {
+  for (const FabricKind kind : {FabricKind::kLeafSpine, FabricKind::kRails}) {
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      const double holes = seed == 1 ? 0 : 0.05;
+      Rng rng(seed);
+      const RandomFabric random = MakeFabric({kind, 8192, holes, false, 0}, rng);
+      const absl::StatusOr<Fabric> fabric = Compile(random.topology);
+      ASSERT_TRUE(fabric.ok());
+      const Mesh mesh = BenchMesh(8192);
+      const std::vector<int32_t> usable = UsableSlots(random.topology, *fabric, {});
+      const std::vector<int32_t> slots = PlaceMeshAware(*fabric, mesh, usable, Objective::kTotal);
+      EXPECT_EQ(slots, PlaceMeshAware(*fabric, mesh, usable, Objective::kTotal));
+      const double total = Evaluate(*fabric, mesh, slots).total,
+                   bound = LowerBound(*fabric, mesh, usable).total;
+      EXPECT_LE(total, bound * (holes > 0 ? 1.02 : 1 + 1e-9)) << "seed " << seed;
     }
   }
 }

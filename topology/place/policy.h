@@ -22,7 +22,7 @@ std::vector<int32_t> PlaceSpread(const Fabric& fabric, const Mesh& mesh, const s
 // mappers minimise and bench_placement compares.
 enum class Objective { kSeconds, kTotal };
 
-// Recursive bisection of the mesh along the domains, then local search.
+// The mesh is cut along the domains, from the widest to the machines, then local search.
 std::vector<int32_t> PlaceMeshAware(const Fabric& fabric, const Mesh& mesh,
                                     const std::vector<int32_t>& usable,
                                     Objective objective = Objective::kSeconds);

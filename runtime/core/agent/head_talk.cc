@@ -82,6 +82,7 @@ void HeadTalk::SayHello() {
   hello.near_key = config_.near_key;
   hello.takes_copies = config_.near_port > 0;
   hello.keeps_seals = true;
+  hello.knows_fabric_order = true;
   hello.kept = model_.Kept();
   if (!hello.kept.empty()) GT_PROBE("agent.tells_what_is_kept");
   for (const auto& [job, folder] : copies_.folders()) hello.copies_of.push_back(job);

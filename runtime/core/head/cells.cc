@@ -78,8 +78,8 @@ std::vector<bool> ChooseByCell(const std::vector<RankPlace>& places, const std::
 
 namespace {
 
-// Gives the free ones the cells that are lacking, where whole copies lie on each node first those of the
-// node.
+// Gives the free ones the cells that are lacking: where that can be, those that the placement had in mind,
+// which numbers its ranks copy by copy; else, where whole copies lie on each node, first those of the node.
 void FillCells(int unit, std::vector<RankPlace>& members) {
   const int copies = static_cast<int>(members.size()) / unit;
   std::vector<int> lacking(static_cast<size_t>(unit), copies);
@@ -93,12 +93,14 @@ void FillCells(int unit, std::vector<RankPlace>& members) {
     ++here[static_cast<size_t>(*place.cell)];
     --lacking[static_cast<size_t>(*place.cell)];
   }
-  for (RankPlace& place : members) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    RankPlace& place = members[i];
     if (place.cell) continue;
     std::vector<int>& here = of_node[place.node];
     const int each = std::max(1, ranks_of[place.node] / unit);
     int chosen = -1;
-    for (int cell = 0; cell < unit; ++cell) {
+    for (int turn = 0; turn < unit; ++turn) {
+      const int cell = static_cast<int>((i + static_cast<size_t>(turn)) % static_cast<size_t>(unit));
       if (lacking[static_cast<size_t>(cell)] == 0) continue;
       if (chosen < 0) chosen = cell;
       if (here[static_cast<size_t>(cell)] >= each) continue;

@@ -141,8 +141,7 @@ void Grants::Grant(Job& job, const plan::Placement& placement, Instant now, bool
   const bool alone = std::exchange(job.sizing.alone, false) && StartNothing(grant);
   const std::vector<NodeId> nodes = NodesOf(grant, placement.nodes);
   for (const NodeId& id : nodes) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
-  const std::vector<int> order = placer_.OrderOf(grant.nodes);
-  for (size_t i = 0; i < order.size(); ++i) grant.nodes[i].fabric_order = order[i];
+  placer_.SetFabricOrder(grant);
   LetKeptGo(job, nodes);  // some of the placement may have lost what was to be started there
   grant.holders = copies_.HoldersOutside(job, grant.nodes);
   Keep(record, grant);

@@ -163,6 +163,7 @@ void HeadTestWorld::Hello(const std::string& node, int cpus, std::vector<HeldGen
   hello.free_ports = {25000, 25001, 25002};
   hello.held = std::move(held);
   hello.kept = kept_hello_;
+  hello.knows_fabric_order = !old_hello_;
   auto& [last, number] = connections_[node];
   // A new life comes on the old connection: on a new one it would be a rival of the one that was just heard.
   if (last != incarnation && number > 0) --number;

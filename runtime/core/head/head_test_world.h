@@ -73,6 +73,7 @@ class HeadTestWorld : public ::testing::Test {
 
   std::vector<KeptProcesses> kept_hello_;                           // what the next Hello says that waits
   int gpus_hello_ = 0;                                              // GPUs of a machine that says Hello
+  bool old_hello_ = false;                                          // of an agent of the version before
   std::map<std::string, std::pair<std::string, int>> connections_;  // incarnation, number
   HeadConfig config_;
   ManualClock clock_;

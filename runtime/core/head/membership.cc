@@ -184,6 +184,7 @@ void Membership::TakeConnection(Node& node, const PeerMessage& event, const Agen
   node.near_key = hello.near_key;
   node.takes_copies = hello.takes_copies;
   node.keeps_seals = hello.keeps_seals;
+  node.knows_fabric_order = hello.knows_fabric_order;
   node.state = NodeState::kAlive;
   detector_.Heard(node.record.id, now);
   node.heard_at = now;

@@ -34,6 +34,7 @@ struct Node {
   std::string near_key;
   bool takes_copies = false;
   bool keeps_seals = false;
+  bool knows_fabric_order = false;
   // A hello of another incarnation while this one was just heard: refused when this one speaks again,
   // accepted when it falls silent (fault N4).
   std::optional<PeerMessage> rival;

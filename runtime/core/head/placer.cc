@@ -205,8 +205,9 @@ const plan::KnownTopology& Placer::Known() const {
   if (topology_ != nullptr) return known_;
   std::vector<Labelled> labelled;
   labelled.reserve(model_.nodes.size());
-  for (const auto& [id, node] : model_.nodes)
-    labelled.push_back({id, node.record.hostname, node.record.labels});
+  for (const auto& [id, node] : model_.nodes) {
+    if (node.state != NodeState::kDead) labelled.push_back({id, node.record.hostname, node.record.labels});
+  }
   if (labelled == known_of_) return known_;
   std::vector<plan::NodeView> views(labelled.size());
   for (size_t i = 0; i < views.size(); ++i) {
@@ -236,14 +237,28 @@ plan::Placement Placer::ByTopology(const Job& job, plan::Placement packed) const
   return plan::ByTopology(views, demand, std::move(packed), known, job.spec.mesh, before, job.spec.traffic);
 }
 
-std::vector<int> Placer::OrderOf(const std::vector<NodePlace>& nodes) const {
-  if (nodes.size() < 2 || Known().empty()) return {};
-  std::vector<plan::NodeView> views(nodes.size());
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    views[i].id = nodes[i].node;
-    views[i].hostname = nodes[i].hostname;
+void Placer::SetFabricOrder(GenerationGrant& grant) const {
+  if (grant.nodes.size() < 2) return;
+  const plan::KnownTopology& known = Known();
+  if (known.empty()) return;
+  std::map<NodeId, size_t> index;
+  for (size_t i = 0; i < grant.nodes.size(); ++i) index[grant.nodes[i].node] = i;
+  // By their lowest ranks, which is how ranks go through machines that have no order.
+  std::vector<size_t> nodes;
+  std::vector<plan::NodeView> views;
+  std::set<size_t> seen;
+  for (const RankPlace& place : grant.ranks) {
+    const size_t i = index.at(place.node);
+    if (!seen.insert(i).second) continue;
+    // The ranks of an older agent would go through the machines in another order than the others.
+    if (!model_.nodes.at(place.node).knows_fabric_order) return;
+    nodes.push_back(i);
+    views.emplace_back();
+    views.back().id = grant.nodes[i].node;
+    views.back().hostname = grant.nodes[i].hostname;
   }
-  return plan::CollectiveOrder(Known(), views);
+  const std::vector<int> order = plan::CollectiveOrder(known, views);
+  for (size_t i = 0; i < order.size(); ++i) grant.nodes[nodes[i]].fabric_order = order[i];
 }
 
 plan::Placement Placer::PlacementAlone(const Job& job) const {

@@ -34,8 +34,8 @@ class Placer {
   // `packed`, which PlacementFor(job) found, as the topology of the cluster wants it. It takes longer than a
   // placement, so it is for what is about to be granted.
   plan::Placement ByTopology(const Job& job, plan::Placement packed) const;
-  // plan::CollectiveOrder of the nodes of a grant. O(n log n).
-  std::vector<int> OrderOf(const std::vector<NodePlace>& nodes) const;
+  // NodePlace::fabric_order of the nodes of a grant. O(ranks), and what Known takes.
+  void SetFabricOrder(GenerationGrant& grant) const;
   // Whether `job` is still ending an older generation than its newest grant there: how much it takes of the
   // node is not known then, and nobody else is given any of it.
   static bool EndsOlderOn(const Job& job, const NodeId& node);

@@ -68,32 +68,65 @@ TEST_F(TopologyGrantTest, AfterALossOnlyTheLostRankMovesToItsRack) {
   EXPECT_TRUE(OneRack(after[lost], before[lost])) << after[lost] << " instead of " << before[lost];
 }
 
-// The order of the ranks would go from rack to rack and back.
-TEST_F(TopologyGrantTest, CollectivesGoRackByRackWhereRanksDoNot) {
+// Processes that can go on have a part of the model for life, and it is the one that the placement meant.
+TEST_F(TopologyGrantTest, InPlaceAPairIsInOneRackToo) {
   StartHead();
   for (const char* node : {"1", "2", "3", "4"}) Hello(node);
-  const JobId job = Submit("train 4 4 one-per-node in-twos");
-  const auto orders = [&] {
+  const JobId job = Submit("train 4 4 one-per-node in-twos in-place");
+  const std::vector<std::string> on = PlacesOf(job);
+  ASSERT_EQ(on.size(), 4u);
+  EXPECT_TRUE(OneRack(on[0], on[1])) << on[0] << " " << on[1];
+  EXPECT_TRUE(OneRack(on[2], on[3])) << on[2] << " " << on[3];
+}
+
+// Four ranks on the machines of two racks, of which the first has gone to a machine of the other one.
+class FabricOrderTest : public TopologyGrantTest {
+ protected:
+  std::map<std::string, int> Orders() {
     std::map<std::string, int> of;
-    const JobRecord record = Stored(job);
+    const JobRecord record = Stored(job_);
     for (const NodePlace& place : record.grant->nodes) of[place.node.value] = place.fabric_order;
     return of;
-  };
-  for (const auto& [node, order] : orders()) EXPECT_EQ(order, 0) << node;
-  StartRanks(job);
-  const std::vector<std::string> before = PlacesOf(job);
-  const std::string lost = before[0], beside = OneRack(lost, "1") ? "6" : "5";  // of the other rack
-  Hello(beside);
-  std::vector<std::string> alive = {"1", "2", "3", "4", beside};
-  std::erase(alive, lost);
-  Pass(absl::Seconds(11), alive);
-  for (const std::string& node : alive) FromNode(node, GenerationGone{job, {1}});
-  Pass(absl::Seconds(5), alive);
-  ASSERT_EQ(PlacesOf(job), (std::vector<std::string>{beside, before[1], before[2], before[3]}));
-  const auto order = orders();
-  EXPECT_EQ(order.at(beside), 0);
-  EXPECT_EQ(order.at(before[1]), 3) << "alone in its rack";
-  EXPECT_EQ(order.at(before[2]) + order.at(before[3]), 3);
+  }
+  void MoveRank0() {
+    StartHead();
+    for (const char* node : {"1", "2", "3", "4"}) Hello(node);
+    job_ = Submit("train 4 4 one-per-node in-twos");
+    for (const auto& [node, order] : Orders()) EXPECT_EQ(order, 0) << node;
+    StartRanks(job_);
+    before_ = PlacesOf(job_);
+    const std::string lost = before_[0];
+    beside_ = OneRack(lost, "1") ? "6" : "5";
+    old_hello_ = old_;
+    Hello(beside_);
+    std::vector<std::string> alive = {"1", "2", "3", "4", beside_};
+    std::erase(alive, lost);
+    Pass(absl::Seconds(11), alive);
+    for (const std::string& node : alive) FromNode(node, GenerationGone{job_, {1}});
+    Pass(absl::Seconds(5), alive);
+    ASSERT_EQ(PlacesOf(job_), (std::vector<std::string>{beside_, before_[1], before_[2], before_[3]}));
+  }
+
+  bool old_ = false;  // the agent there
+  JobId job_;
+  std::vector<std::string> before_;
+  std::string beside_;
+};
+
+// The order of the ranks would go from rack to rack and back.
+TEST_F(FabricOrderTest, CollectivesGoRackByRackWhereRanksDoNot) {
+  MoveRank0();
+  const auto order = Orders();
+  EXPECT_EQ(order.at(beside_), 0);
+  EXPECT_EQ(order.at(before_[1]), 3) << "alone in its rack";
+  EXPECT_EQ(order.at(before_[2]) + order.at(before_[3]), 3);
+}
+
+// Its ranks would not hear of it, and go through the machines in another order than the others.
+TEST_F(FabricOrderTest, NobodyIsToldWhereAnAgentIsOlder) {
+  old_ = true;
+  MoveRank0();
+  for (const auto& [node, order] : Orders()) EXPECT_EQ(order, 0) << node;
 }
 
 TEST_F(TopologyGrantTest, WithoutAFilePlacementIsPackedAndTheHeadSaysSo) {

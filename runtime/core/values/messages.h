@@ -154,8 +154,8 @@ struct NodePlace {
   std::string zone, rack;  // its labels of these names
   int near_port = 0;       // where it serves copies of checkpoints; 0: nowhere
   std::string near_key;    // Z85, to expect there
-  // Its position among the nodes in the order in which collectives go through them; 0 for all: that of the
-  // list.
+  // Its position among the nodes in the order in which collectives go through them; 0 for all: that of their
+  // lowest ranks.
   int fabric_order = 0;
   bool operator==(const NodePlace&) const = default;
 };
@@ -285,6 +285,7 @@ struct AgentHello {
   bool takes_copies = false;     // it knows KeepCopies
   std::vector<JobId> copies_of;  // jobs of whose checkpoints it may have copies
   bool keeps_seals = false;      // it knows GrantSeal
+  bool knows_fabric_order = false;
   std::vector<KeptProcesses> kept;
   bool operator==(const AgentHello&) const = default;
 };
