@@ -549,7 +549,7 @@ std::vector<std::string> PathOf(const NodeView& node) {
            });
   };
   if (path.empty() || path.size() > kPlacesMax || std::ranges::any_of(path, wrong)) return {};
-  path[0].insert(0, "/");
+  path[0] = absl::StrCat("/", path[0]);
   return path;
 }
 
