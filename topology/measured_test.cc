@@ -222,6 +222,14 @@ TEST(TopologyOf, OneSwitchWhereAllAreAlike) {
   EXPECT_EQ(topology->links.size(), 3u);
 }
 
+TEST(TopologyOf, MoreLevelsThanThereAreNamesForAreRefused) {
+  Measured measured{.machines = {"a", "b"}, .pairs = {{0, 1, 10, 5}}};
+  measured.levels.assign(kGroupLevelsMax + 1, {.group_of = {0, 1}});
+  EXPECT_FALSE(TopologyOf(measured, ShapeOfOneSlot()).ok());
+  measured.levels.pop_back();
+  EXPECT_TRUE(TopologyOf(measured, ShapeOfOneSlot()).ok());
+}
+
 TEST(TopologyOf, WhoHeardNobodyIsNamed) {
   const Measured measured{.machines = {"a", "b", "c"}, .pairs = {{0, 1, 10, 5}}};
   const auto topology = TopologyOf(measured, ShapeOfOneSlot());

@@ -151,6 +151,8 @@ TEST(JobHash, CoversTheIdentityOnly) {
   same.name = "b";
   same.ranks = Range{2, 8};
   same.resources.gpus = 1;
+  same.traffic = {{"dp", 1}};
+  same.where_rank0 = "c";
   same.workdir = "/elsewhere";
   same.checkpoint.uri = "/c";
   same.checkpoint.max_rollback = 7;

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 import unittest
@@ -344,6 +345,21 @@ class Usage(CliTest):
             file.write('{"gtrain_topology": 1}')
         self.assertIn('is no file of pairs', self.run_gtrain('topology', 'measure', '--pairs', 'pairs.json', expect=2).err)
         self.assertIn('one source at a time', self.run_gtrain('topology', 'capture', '--ib', 'a', '--aws', 'b').err)
+
+    def test_a_topology_replaces_no_pipe_and_no_link(self):
+        pipe, link, target = (os.path.join(self.dir, name) for name in ('pipe', 'link.json', 'target.json'))
+        os.mkfifo(pipe)
+        os.symlink(target, link)
+        refused = self.run_gtrain('topology', 'capture', '--out', pipe, expect=2)
+        self.assertIn('is no regular file, and is left as it is: name another', refused.err)
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+        self.assertIn('gtrain_topology', refused.out, 'what was found out is not lost')
+        self.run_gtrain('topology', 'capture', '--out', link, expect=0)
+        self.assertTrue(os.path.islink(link) and os.path.isfile(target))
+        # What cannot be written is said before machines are measured.
+        for words, wanted in ((('--out', 'nowhere/x'), 'no file can be made in'), (('--pairs', 'nowhere/x'), 'no file can be made in'),
+                              (('--out', 'x', '--pairs', 'x'), 'are the same file')):
+            self.assertIn(wanted, self.run_gtrain('topology', 'measure', *words, expect=2).err)
 
     def test_a_topology_is_captured_shown_and_drawn(self):
         self.run_gtrain('topology', 'capture', '--out', 'this.json', expect=0)

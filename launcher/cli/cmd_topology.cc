@@ -163,8 +163,7 @@ absl::Status Show(const Args& args) {
   if (args.words.size() == 2 && std::filesystem::equivalent(args.words[1], args.Get("svg"), ignored))
     return absl::InvalidArgumentError(
         absl::StrCat("--svg ", args.Get("svg"), " is the topology file itself"));
-  if (args.Has("svg"))
-    GT_RETURN_IF_ERROR(WriteFileDurable(args.Get("svg"), topology::DrawSvg(topology), 0644));
+  if (args.Has("svg")) GT_RETURN_IF_ERROR(WriteText(args.Get("svg"), topology::DrawSvg(topology)));
   Print(Described(topology, from) + "\n");
   return absl::OkStatus();
 }
@@ -193,7 +192,7 @@ Verb TopologyVerb() {
       "plans\n"
       "without a cluster, and show without a file shows what the cluster's head follows. measure has "
       "machines\n"
-      "without jobs exchange data, by a job of some seconds: which of them hang together, and what links "
+      "without jobs exchange data, by a job of their own: which of them hang together, and what links "
       "carry "
       "when all\n"
       "of them do.\n\n"

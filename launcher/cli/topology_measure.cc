@@ -266,7 +266,7 @@ absl::StatusOr<topology::Topology> MeasuredTopology(const Args& args, const topo
                                                      strerror(errno)));
   }
   if (args.Has("pairs") && args.Get("pairs") == args.Get("out"))
-    return absl::InvalidArgumentError("--out and --pairs are the same file");
+    return absl::InvalidArgumentError("--out and --pairs are the same file: name two");
   if (args.Has("pairs")) {
     GT_ASSIGN_OR_RETURN(kept, ReadKept(args.Get("pairs")));
   }
@@ -283,9 +283,13 @@ absl::StatusOr<topology::Topology> MeasuredTopology(const Args& args, const topo
 
 absl::Status WriteText(const std::string& path, const std::string& text) {
   std::error_code error;
-  const std::filesystem::path real = std::filesystem::weakly_canonical(path, error);  // where a link leads
+  std::filesystem::path real = std::filesystem::weakly_canonical(path, error);  // where a link leads
+  // One that leads to nothing yet is left as it is by that.
+  if (std::filesystem::is_symlink(real, error))
+    real = real.parent_path() / std::filesystem::read_symlink(real, error);
   if (std::filesystem::exists(real, error) && !std::filesystem::is_regular_file(real, error))
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file, and is left as it is"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is no regular file, and is left as it is: name another"));
   return WriteFileDurable(real.empty() ? path : real.string(), text, 0644);
 }
 

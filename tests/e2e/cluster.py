@@ -107,6 +107,10 @@ class ClusterTest(harness.GtrainTest):
     def job(self, name, **options):
         return super().job(name, prefix=self.inside(0), **options)
 
+    def hosts(self, name):
+        """Of each rank, in their order."""
+        return [rank['hostname'] for rank in sorted(self.job(name)['ranks'], key=lambda rank: rank['rank'])]
+
     def launch(self, path, *flags):
         return self.start('launch', *flags, path, prefix=self.inside(0))
 

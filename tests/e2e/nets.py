@@ -30,6 +30,19 @@ def usable():
     return None if shutil.which('nft') else 'nft(8) is not installed'
 
 
+class OnNets:
+    """For a cluster.ClusterTest with self.nets: the head on its node 0, the agents on those behind it."""
+
+    def inside(self, index):
+        return self.nets.inside(index)
+
+    def agent_inside(self, index):
+        return self.nets.inside(index + 1)
+
+    def address(self, index):
+        return self.nets.address(index)
+
+
 class Nets:
     def __init__(self, nodes, six=False, leaf_of=None):
         """six: the cables carry IPv6 alone. leaf_of: of each node the number of its leaf, or None for the middle."""

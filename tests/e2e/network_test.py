@@ -19,7 +19,7 @@ REASON = nets.usable()
 
 
 @unittest.skipIf(REASON, REASON)
-class NetworkTest(ClusterTest):
+class NetworkTest(nets.OnNets, ClusterTest):
     six = False
 
     def setUp(self):
@@ -28,15 +28,6 @@ class NetworkTest(ClusterTest):
         super().setUp()
         # Before the clean-up of processes, which needs the agents to hear that their jobs are over.
         self.addCleanup(lambda: [self.nets.rules(index + 1) for index in range(self.agent_count)])
-
-    def inside(self, index):
-        return self.nets.inside(index)
-
-    def agent_inside(self, index):
-        return self.nets.inside(index + 1)
-
-    def address(self, index):
-        return self.nets.address(index)
 
     def stepping(self, name, nodes='2', extra=''):
         """One rank a node that needs nobody: what is cut is the way to the head."""

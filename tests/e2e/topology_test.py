@@ -20,10 +20,6 @@ class TopologyLaunchTest(cluster.ClusterTest):
         return self.job_file(name, f'name: {name}\nrun: {cluster.SDK_STEPPER} {self.out} 20 1000000\n'
                                    'mesh: {dp: 2, tp: 2}\nnodes: 4\nranks_per_node: 1\n')
 
-    def hosts(self, name):
-        ranks = self.job(name)['ranks']
-        return [rank['hostname'] for rank in sorted(ranks, key=lambda rank: rank['rank'])]
-
     def assert_pairs_share_a_rack(self, hosts):
         racks = [int(host[-1]) % 2 for host in hosts]
         self.assertEqual(racks[0], racks[1], hosts)
@@ -70,7 +66,7 @@ class TopologyLaunchTest(cluster.ClusterTest):
 
 
 @unittest.skipIf(REASON, REASON)
-class MeasureTest(cluster.ClusterTest):
+class MeasureTest(nets.OnNets, cluster.ClusterTest):
     """Eight machines on two leaves, every second one on the other, with an eighth of a machine's link between them."""
     agent_count = 8
 
@@ -80,20 +76,8 @@ class MeasureTest(cluster.ClusterTest):
         super().setUp()
         self.nets.narrow_links('160mbit', '20mbit')
 
-    def inside(self, index):
-        return self.nets.inside(index)
-
-    def agent_inside(self, index):
-        return self.nets.inside(index + 1)
-
-    def address(self, index):
-        return self.nets.address(index)
-
     def measure(self, *words, expect=0):
         return self.client('topology', 'measure', '--context', 'lab', '--run-dir', self.dir, *words, expect=expect, timeout=180)
-
-    def hosts(self, name):
-        return [rank['hostname'] for rank in sorted(self.job(name)['ranks'], key=lambda rank: rank['rank'])]
 
     def test_leaves_are_found_and_launches_follow_them(self):
         path, pairs = os.path.join(self.dir, 'measured.json'), os.path.join(self.dir, 'pairs.json')
