@@ -121,6 +121,8 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> connections,
                       args.Int("connections-per-address", 1, 1'000'000));
   if (connections) options.connections_per_address_max = static_cast<int>(*connections);
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> relays, args.Int("relays-from", 0, 1'000'000));
+  if (relays) options.relay_from = static_cast<int>(*relays);
   if (args.Has("lease")) {
     GT_ASSIGN_OR_RETURN(options.lease, ParseDuration(args.Get("lease")));
     if (*options.lease < absl::Seconds(10) || *options.lease > absl::Hours(1))
@@ -251,6 +253,8 @@ Verb HeadVerb() {
       {"listen", '\0', "ADDRESS:PORT",
        "numeric address to serve at, default 127.0.0.1 and any port; repeatable", true},
       {"advertise", '\0', "HOST:PORT", "what agents and clients are told; default: the first --listen"},
+      {"relays-from", '\0', "N",
+       "from so many agents on, most reach the head through others, 64 through one (default 1024; 0: never)"},
       {"nodes", '\0', "N", "number of machines expected: then a job that fits on none fails at once"},
       {"lease", '\0', "TIME",
        "ranks without gtrain's library end after so long without this head, and nothing takes their place "

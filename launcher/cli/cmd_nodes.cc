@@ -83,6 +83,12 @@ std::string Table(const json& nodes) {
                                                  PrintBytes(Number(n, "memory_bytes"))),
                                     absl::StrCat(Count(n, "gpus_free"), "/", Count(n, "gpus")), JobsOf(n)));
     if (!quarantine.empty()) absl::StrAppend(&out, "  ", quarantine, "\n");
+    if (const std::string via = SafeTextOf(n, "via"); !via.empty()) {
+      const auto relay = std::find_if(nodes.begin(), nodes.end(), [&](const json& one) {
+        return SafeTextOf(one, "id") == via;
+      });
+      absl::StrAppend(&out, "  through ", relay == nodes.end() ? via : SafeTextOf(*relay, "hostname"), "\n");
+    }
     out += SlownessOf(n);
     out += notices;
   }

@@ -106,7 +106,7 @@ void KeyRegistry::Replace(const std::vector<AllowedKey>& keys) {
   MutexLock lock(&mutex_);
   lasting_.clear();
   for (const AllowedKey& key : keys) {
-    if (!key.revoked) lasting_[KeyId(key.public_key)] = {key.role, NameOf(key)};
+    if (!key.revoked) lasting_[KeyId(key.public_key)] = {key.role, NameOf(key), key.public_key};
   }
 }
 
@@ -149,6 +149,12 @@ std::optional<Role> KeyRegistry::RoleOfKey(absl::string_view public_key, Instant
 std::optional<Role> KeyRegistry::RoleOfKeyId(absl::string_view key_id, Instant now) const {
   const std::optional<Peer> peer = PeerOf(key_id, now);
   return peer ? std::optional(peer->role) : std::nullopt;
+}
+
+std::optional<std::string> KeyRegistry::PublicKeyOf(absl::string_view key_id) const {
+  MutexLock lock(&mutex_);
+  const auto it = lasting_.find(key_id);
+  return it == lasting_.end() ? std::nullopt : std::optional(it->second.public_key);
 }
 
 std::optional<Peer> KeyRegistry::PeerOf(absl::string_view key_id, Instant now) const {

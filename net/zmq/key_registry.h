@@ -49,11 +49,14 @@ class KeyRegistry {
   std::optional<Peer> PeerOf(absl::string_view key_id, Instant now) const;
   std::optional<Role> RoleOfKey(absl::string_view public_key, Instant now) const;
   std::optional<Role> RoleOfKeyId(absl::string_view key_id, Instant now) const;
+  // Z85 of a lasting key; nullopt: there is none.
+  std::optional<std::string> PublicKeyOf(absl::string_view key_id) const;
 
  private:
   struct Known {
     Role role;
     std::string name;
+    std::string public_key;
   };
   mutable Mutex mutex_;
   std::map<std::string, Known, std::less<>> lasting_ ABSL_GUARDED_BY(mutex_);    // by key id

@@ -39,6 +39,7 @@
 #include "runtime/agent/membership.h"
 #include "runtime/agent/node.h"
 #include "runtime/agent/notice_watch.h"
+#include "runtime/agent/relay_way.h"
 #include "runtime/control/control_client.h"
 #include "runtime/core/agent/agent_core.h"
 #include "runtime/core/agent/keeper_order.h"
@@ -113,6 +114,11 @@ class Agent {
   void RememberWhereItIs();
   void LookAfterStateDir();
   void ReadHead();
+  std::string ListenHost() const;
+  void OpenDoor();
+  void TurnRelay();
+  void LookAtWay();
+  void GoDirectly();
   void Prepare(core::StartGeneration start);
   void SayHeadUp();
   void Step(const core::AgentEvent& event);
@@ -127,6 +133,11 @@ class Agent {
   void Do(core::ShareCopies& effect);
   void Do(core::DropCopies& effect);
   void Do(core::Reconnect&) { reconnect_ = true; }
+  void Do(core::Beat&) {
+    if (relayed_ != nullptr) relayed_->Beat();
+  }
+  void Do(core::LetThrough& effect);
+  void Do(core::GoThrough& effect);
   void Do(core::Leave& effect);
   void DropCopies(Instant until);
 
@@ -139,6 +150,11 @@ class Agent {
   Membership membership_;
   std::unique_ptr<port::ClientTransport> transport_;
   net::ZmqClient* zmq_ = nullptr;  // of transport_, to ask why there is no connection
+  RelayedClient* relayed_ = nullptr;     // of transport_: it leads through another agent
+  std::unique_ptr<RelayedClient> next_;  // comes in its place when it works
+  core::ConnectVia via_;                 // of next_, else of relayed_
+  std::unique_ptr<RelayDoor> door_;      // null: nobody goes through this agent
+  std::string why_no_door_;
   absl::Status why_not_;           // of the last Connect
   std::string warned_;             // of addresses in cluster.json
   std::unique_ptr<KeeperSet> keepers_;
@@ -229,6 +245,7 @@ absl::Status Agent::CheckMembership() const {
 }
 
 absl::Status Agent::Connect() {
+  relayed_ = nullptr;
   if (options_.connect != nullptr) {
     GT_ASSIGN_OR_RETURN(transport_, options_.connect());
     return absl::OkStatus();
@@ -276,6 +293,11 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
     config.near_port = near_server_->port();
     config.near_key = keys_.public_key;
   }
+  if (options_.connect == nullptr) {
+    config.public_key = keys_.public_key;
+    if (RelayDoor::WasOpen(options_.state_dir)) OpenDoor();
+    if (door_ != nullptr) config.relay_port = door_->port();
+  }
   if (!config.near_memory.empty()) {
     for (const std::string& job : ckpt::JobsWithCopies(config.near_memory)) {
       if (wire::ValidId(job)) config.near_left.emplace_back(job);
@@ -305,13 +327,17 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
   return config;
 }
 
+std::string Agent::ListenHost() const {
+  const std::string& address = options_.address;
+  return address.empty()                   ? "*"
+         : absl::StrContains(address, ':') ? absl::StrCat("[", address, "]")
+                                           : address;
+}
+
 // Listens on the port of the agent before, if it is free: ranks that run know that one.
 void Agent::StartNearServer() {
   const std::string path = options_.state_dir + "/near-port";
-  const std::string& address = options_.address;
-  const std::string host = address.empty()                   ? "*"
-                           : absl::StrContains(address, ':') ? absl::StrCat("[", address, "]")
-                                                             : address;
+  const std::string host = ListenHost();
   int before = 0;
   if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(keeper::ReadSmallFile(path)), &before)) before = 0;
   auto server = ckpt::NearServer::Start(absl::StrCat(host, ":", before), keys_);
@@ -351,6 +377,11 @@ absl::Status Agent::Prepare() {
   const Instant deadline = clock_.Now() + kAdoptPatience;
   while (keepers_->busy() && clock_.Now() < deadline) Turn();
   for (int i = 0; living > 0 && i < 5; ++i) Turn();
+  if (const auto via = LoadVia(options_.state_dir); via && options_.connect == nullptr) {
+    core::GoThrough before{*via};
+    Do(before);
+    if (next_ != nullptr) return absl::OkStatus();  // and directly where that fails
+  }
   why_not_ = Connect();
   if (why_not_.ok() || !HasMembership() || membership_.others.empty()) return why_not_;
   LogWarning("no connection to the head at ", membership_.endpoint, ": ", why_not_.message());
@@ -406,12 +437,18 @@ void Agent::Wait() {
   fds.push_back({files_.fd(), POLLIN, 0});
   keepers_->AddPollFds(&fds);
   if (notices_ != nullptr) fds.push_back({notices_->fd(), POLLIN, 0});
+  if (door_ != nullptr) fds.push_back({door_->relay().fd(), POLLIN, 0});
+  if (next_ != nullptr) fds.push_back({next_->PollFd(), POLLIN, 0});
   // A keeper is there within milliseconds, and its ranks wait for it. A connection that is not there is tried
   // again while it is looked at. Else what happens wakes the agent, and its core says what is due.
-  const int idle_ms = connected_ ? 1000 : 100;
+  const int idle_ms = connected_ && next_ == nullptr ? 1000 : 100;
   absl::Duration wait = absl::Milliseconds(keepers_->starting() ? 1 : keepers_->busy() ? 10 : idle_ms);
   if (const auto next = core_->NextDeadline()) {
     wait = std::clamp(absl::Ceil(*next - clock_.Now(), absl::Milliseconds(1)), absl::Milliseconds(1), wait);
+  }
+  if (door_ != nullptr) {
+    if (const auto beat = door_->relay().NextDeadline())
+      wait = std::clamp(absl::Ceil(*beat - clock_.Now(), absl::Milliseconds(1)), absl::Milliseconds(1), wait);
   }
   if (!later_.empty() || more_from_head_) wait = absl::ZeroDuration();
   poll(fds.data(), fds.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)));
@@ -426,7 +463,9 @@ void Agent::Turn() {
   for (const JobFiles::Done& done : files_.Take()) done();
   for (const core::AgentEvent& event : keepers_->Poll(clock_.Now())) Step(event);
   if (reconnect_ && clock_.Now() >= next_reconnect_) ConnectAnew();
+  LookAtWay();
   if (transport_ != nullptr || reconnect_) WatchConnection();
+  if (door_ != nullptr) TurnRelay();
   if (transport_ != nullptr) ReadHead();
   if (clock_.Now() >= next_ports_) {
     next_ports_ = clock_.Now() + kPortsEvery;
@@ -446,8 +485,12 @@ void Agent::Turn() {
 // The old connection goes with all that waits in it; its core says the rest again behind the next welcome.
 // Where none can be made, LookElsewhere goes on to the next address.
 void Agent::ConnectAnew() {
-  if (transport_ != nullptr) LogWarning("a message was lost between this agent and the head: connects anew");
+  if (transport_ != nullptr && connected_) LogWarning("a message was lost between this agent and the head: connects anew");
   next_reconnect_ = clock_.Now() + kReconnectEvery;
+  if (relayed_ != nullptr) {
+    reconnect_ = false;
+    return relayed_->Renew();
+  }
   zmq_ = nullptr;
   transport_.reset();
   if (std::exchange(connected_, false)) Step(core::HeadDown{});
@@ -465,7 +508,7 @@ void Agent::WatchConnection() {
   if (now != connected_) {
     connected_ = now;
     if (now) {
-      RememberWhereItIs();
+      if (relayed_ == nullptr) RememberWhereItIs();
       SayHeadUp();
     } else {
       LogWarning("lost the connection to the head; ranks keep running, trying again");
@@ -483,7 +526,7 @@ void Agent::WatchConnection() {
 // The head may have moved to another of the addresses in the file, which a person may change meanwhile. A
 // head that answers proves its key.
 void Agent::LookElsewhere() {
-  if (!HasMembership()) return;
+  if (!HasMembership() || relayed_ != nullptr) return;
   const Instant now = clock_.Now();
   if (connected_) return elsewhere_at_.reset();
   // All agents lose a head at once; they do not all look at the next address at once.
@@ -509,6 +552,89 @@ void Agent::LookElsewhere() {
     LogWarning(next, " in ", MembershipPath(options_.state_dir), ": ", why_not_.message());
   }
   membership_.endpoint = before;
+}
+
+// ---------------------------------------------------------------- through other agents
+
+void Agent::OpenDoor() {
+  auto door = RelayDoor::Open(options_.state_dir, ListenHost(), keys_);
+  if (door.ok()) {
+    door_ = *std::move(door);
+  } else {
+    why_no_door_ = std::string(door.status().message());
+    LogWarning("other agents cannot reach the head through this one: ", why_no_door_);
+  }
+}
+
+void Agent::Do(core::LetThrough& effect) {
+  core::RelayReady ready{0, "it reaches the head through another agent itself"};
+  if (relayed_ == nullptr) {
+    if (door_ == nullptr) OpenDoor();
+    ready = {door_ == nullptr ? 0 : door_->port(), why_no_door_};
+  }
+  if (ready.port != 0) {
+    next_.reset();
+    door_->Admit(effect.children, clock_.Now());
+  }
+  core::ToHead reply{ready};
+  Do(reply);
+}
+
+void Agent::Do(core::GoThrough& effect) {
+  if (relayed_ != nullptr && via_.endpoint == effect.via.endpoint) return;
+  auto next = ConnectThrough(effect.via, Self(), keys_, membership_.head_public_key, rng_.Unit());
+  if (!next.ok()) return LogWarning("not through ", effect.via.endpoint, ": ", next.status().message());
+  next_ = *std::move(next);
+  via_ = effect.via;
+}
+
+// What children say goes on to the head at once. Where that is lost, they are told.
+void Agent::TurnRelay() {
+  Relay& relay = door_->relay();
+  relay.SetHead(connected_ && relayed_ == nullptr);
+  for (const core::RelayedUp& up : relay.Turn(clock_.Now())) {
+    const absl::Status sent =
+        transport_ == nullptr ? absl::UnavailableError("no connection") : transport_->Send(wire::Encode(up));
+    if (sent.ok()) continue;
+    LogWarning("messages of other agents to the head were lost: ", sent.message());
+    relay.SetHead(false);
+    reconnect_ = reconnect_ || absl::IsResourceExhausted(sent);
+    return;
+  }
+}
+
+// The way through another agent replaces the direct one once the head has answered over it, and the direct
+// one comes back when it fails.
+void Agent::LookAtWay() {
+  if (next_ != nullptr) {
+    next_->Turn();
+    (void)next_->Receive();  // the answer to its opening; the head says nothing else before a hello
+    if (next_->Connected()) {
+      LogInfo("reaches the head through ", via_.relay.value, " at ", via_.endpoint);
+      if (std::exchange(connected_, false)) Step(core::HeadDown{});
+      zmq_ = nullptr;
+      relayed_ = next_.get();
+      transport_ = std::move(next_);
+      reconnect_ = false;
+      SaveVia(options_.state_dir, via_);
+    } else if (next_->Failed()) {
+      LogWarning("the head is not reached through ", via_.relay.value, " at ", via_.endpoint);
+      next_.reset();
+      SaveVia(options_.state_dir, std::nullopt);
+      if (transport_ == nullptr) reconnect_ = true;
+    }
+  }
+  if (relayed_ != nullptr && relayed_->Failed()) GoDirectly();
+}
+
+void Agent::GoDirectly() {
+  LogWarning("the head is not reached through ", via_.relay.value, " at ", via_.endpoint,
+             " any more: connects directly; ranks keep running");
+  SaveVia(options_.state_dir, std::nullopt);
+  transport_.reset();
+  if (std::exchange(connected_, false)) Step(core::HeadDown{});
+  why_not_ = Connect();
+  reconnect_ = !why_not_.ok();
 }
 
 // Once for the same ones.
@@ -565,15 +691,19 @@ void Agent::LookAfterStateDir() {
 // The head may be known by a name, and the name server may not answer.
 void Agent::SayHeadUp() {
   order_.Connected();
-  if (!options_.address.empty()) return Step(core::HeadUp{options_.address});
+  const bool relayed = relayed_ != nullptr;
+  if (!options_.address.empty()) return Step(core::HeadUp{options_.address, relayed});
   const bool posted =
-      files_.Post(JobId(), [this, endpoint = membership_.endpoint, number = order_.connection()] {
+      files_.Post(JobId(), [this, endpoint = membership_.endpoint, relay = relayed ? via_.endpoint : "", relayed,
+                            number = order_.connection()] {
         std::string address = LocalAddressTowards(endpoint);
-        return [this, number, address = std::move(address)] {
-          if (connected_ && number == order_.connection()) Step(core::HeadUp{address});
+        // The head sees no socket of a child; towards the relay there is one at least.
+        if (address.empty() && relayed) address = LocalAddressTowards(relay);
+        return [this, number, relayed, address = std::move(address)] {
+          if (connected_ && number == order_.connection()) Step(core::HeadUp{address, relayed});
         };
       });
-  if (!posted) Step(core::HeadUp{});
+  if (!posted) Step(core::HeadUp{"", relayed});
 }
 
 // The core starts ranks from what was read and made here before.
@@ -613,6 +743,10 @@ void Agent::ReadHead() {
     auto message = wire::Decode(*payload, wire::Sender::kHead);
     if (!message.ok()) {
       LogWarning("dropped a message of the head: ", message.status().message());
+      continue;
+    }
+    if (const auto* down = std::get_if<core::RelayedDown>(&*message)) {
+      if (door_ != nullptr) door_->relay().OnDown(*down);
       continue;
     }
     const auto* welcome = std::get_if<core::AgentWelcome>(&*message);

@@ -21,6 +21,9 @@ namespace gtrain::head {
 // Of PrintTopology(HeadOptions::topology): it is one answer.
 inline constexpr size_t kTopologyTextMax = 8 << 20;
 
+// So many agents a head holds directly without noticing: a tenth of a core for their heartbeats.
+inline constexpr int kRelayFrom = 1024;
+
 struct HeadOptions {
   std::string cluster_dir;          // made by net::InitCluster (`gtrain head --init`)
   std::vector<std::string> listen;  // numeric "address:port", port 0 = any free one; default "127.0.0.1:0"
@@ -36,6 +39,7 @@ struct HeadOptions {
   std::optional<absl::Duration> lease;                 // core::HeadConfig::fence_after; at least 10 s
   // core::HeadConfig::dead_after, with what goes with it (SetNodeTimeout).
   std::optional<absl::Duration> node_timeout;
+  int relay_from = kRelayFrom;  // core::HeadConfig::relay_from; never in a local cluster
   // Canonical YAML -> JobSpec (job/spec).
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
 };

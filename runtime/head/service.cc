@@ -184,6 +184,7 @@ absl::Status HeadService::Start() {
   GT_RETURN_IF_ERROR(RootMayServe(geteuid() == 0, loopback, InContainer(), options_.allow_root));
   tails_ = std::make_shared<TailSpill>(files_.dir);
   access_ = std::make_shared<Access>(files_, registry_, clock_);
+  relays_ = std::make_unique<RelayRoutes>(files_.head, registry_);
   GT_RETURN_IF_ERROR(access_->Load());
   GT_RETURN_IF_ERROR(Recover());
   GT_RETURN_IF_ERROR(Listen());
@@ -240,6 +241,7 @@ core::HeadConfig HeadService::ConfigOfCore() const {
           [keys = files_.head](const JobId& job) {
             return net::Proof(keys, absl::StrCat("copies of checkpoints of ", job.value));
           }};
+  if (!options_.local) config.relay_from = options_.relay_from;
   if (options_.lease) config.fence_after = *options_.lease;
   if (options_.node_timeout) core::SetNodeTimeout(*options_.node_timeout, config);
   return config;
@@ -368,6 +370,11 @@ absl::Status HeadService::Turn(int stop_fd) {
   Housekeeping(now);
   StartCommit();
   StartJoins();
+  while (relays_->Waiting()) {  // what is lost on the way is news to the core
+    FlushRelays();
+    DrainLater();
+  }
+  packed_.reset();
   ++counters_.turns;
   const absl::Duration turn = clock_->Now() - began;
   if (turn > counters_.longest_turn) {
@@ -409,7 +416,15 @@ bool HeadService::ReceiveSome() {
   return false;
 }
 
-void HeadService::OnReceived(port::Received received) {
+void HeadService::OnRelayed(const port::Received& received, const core::RelayedUp& up) {
+  RelayRoutes::Arrived arrived = relays_->Take(received, up, clock_->Now());
+  const NodeId relay(received.peer.key_id);
+  for (core::PeerGone& gone : arrived.gone) Step(gone);
+  for (port::Received& message : arrived.messages) OnReceived(std::move(message), relay);
+  if (!arrived.heard.children.empty()) Step(arrived.heard);
+}
+
+void HeadService::OnReceived(port::Received received, const NodeId& via) {
   absl::StatusOr<core::Message> message = wire::Decode(received.payload, core::SenderOf(received.peer.role));
   if (!message.ok()) {
     if (++counters_.undecodable == 1) {
@@ -425,8 +440,12 @@ void HeadService::OnReceived(port::Received received) {
     }
     return;
   }
+  if (const auto* up = std::get_if<core::RelayedUp>(&*message)) {
+    if (via.empty()) OnRelayed(received, *up);  // relays do not go through relays
+    return;
+  }
   Step(core::PeerMessage{std::move(received.peer), std::move(received.route.id), std::move(received.address),
-                         *std::move(message), unread_});
+                         *std::move(message), unread_, via});
 }
 
 absl::Status HeadService::OnCompletions() {
@@ -566,7 +585,7 @@ void HeadService::PostCommit() {
 void HeadService::operator()(const core::SendToNode& send) {
   if (!send.route.empty()) return (void)Send(send.route, *send.message);
   const std::string* route = core_->RouteOf(send.node);
-  if (route == nullptr || Send(*route, *send.message)) return;
+  if (route == nullptr || SendShared(*route, send.message)) return;
   later_.push_back(core::PeerGone{{core::Role::kNode, send.node.value}, *route});
 }
 
@@ -770,7 +789,30 @@ bool HeadService::Send(const std::string& route, const core::Message& message) {
   return SendBytes(route, wire::Encode(message), wire::KindName(message));
 }
 
+// A grant of a large job is packed once for all its nodes.
+bool HeadService::SendShared(const std::string& route, const core::SharedMessage& message) {
+  if (!packed_ || !packed_->message.Same(message)) packed_.emplace(Packed{message, wire::Encode(*message)});
+  if (!relays_->Has(route)) return SendBytes(route, packed_->bytes, wire::KindName(*message));
+  relays_->Send(route, message, packed_->bytes);
+  if (relays_->Crowded()) FlushRelays();
+  return true;
+}
+
+// What is for children leaves at the end of the turn, together: a frame a relay.
+void HeadService::FlushRelays() {
+  const std::vector<core::PeerGone> gone =
+      relays_->Flush([this](const std::string& relay, const core::RelayedDown& frame) {
+        return SendBytes(relay, wire::Encode(frame), "a frame of a relay");
+      });
+  for (const core::PeerGone& one : gone) later_.push_back(one);
+}
+
 bool HeadService::SendBytes(const std::string& route, absl::string_view bytes, absl::string_view what) {
+  if (relays_->Has(route)) {
+    relays_->Send(route, bytes);
+    if (relays_->Crowded()) FlushRelays();
+    return true;
+  }
   const absl::Status status = server_->Send({route}, bytes);
   if (status.ok()) return true;
   ++counters_.unsent;
@@ -818,6 +860,8 @@ std::string HeadService::StatsJson() const {
       {"messages_undecodable", counters_.undecodable},
       {"messages_unsent", counters_.unsent},
       {"run_file_lines_dropped", counters_.run_file_drops},
+      {"relayed_nodes", relays_->conversations()},
+      {"relayed_refused", relays_->refused()},
       {"tails_lost", counters_.tails_lost + tails_->lost()},
       {"joins_dropped", joins_.dropped()},
       {"requests_denied", core.denied},

@@ -24,6 +24,7 @@
 #include "runtime/head/access.h"
 #include "runtime/head/audit_log.h"
 #include "runtime/head/head.h"
+#include "runtime/head/relay_routes.h"
 #include "runtime/head/run_index.h"
 #include "runtime/head/tail_spill.h"
 #include "runtime/port/meta_store.h"
@@ -106,7 +107,9 @@ class HeadService {
   absl::Status Listen();
   absl::Status Turn(int stop_fd);
   bool ReceiveSome();  // false: the limit was reached and more may wait
-  void OnReceived(port::Received received);
+  void OnReceived(port::Received received, const NodeId& via = {});
+  void OnRelayed(const port::Received& received, const core::RelayedUp& up);
+  void FlushRelays();
   absl::Status OnCompletions();
   absl::Status OnDurable(const Completions::Item& item);
   void OnKeysDone(const Completions::Item& item);
@@ -144,6 +147,7 @@ class HeadService {
   void AuditRefusedConnections(Instant now);
   void SayGoodbye();
   bool Send(const std::string& route, const core::Message& message);
+  bool SendShared(const std::string& route, const core::SharedMessage& message);
   bool SendBytes(const std::string& route, absl::string_view bytes, absl::string_view what);
   void BuildReply(const std::string& reader, const std::string& route, const std::string& id,
                   std::function<core::ClientReply()> build);
@@ -174,6 +178,12 @@ class HeadService {
   // and replies wait with it, revokes do not; what people ask is answered all the same.
   std::optional<std::string> no_room_;
   std::unique_ptr<net::ZmqServer> server_;
+  std::unique_ptr<RelayRoutes> relays_;
+  struct Packed {
+    core::SharedMessage message;
+    std::string bytes;
+  };
+  std::optional<Packed> packed_;  // the one that was sent last in this turn
   std::deque<core::HeadEvent> later_;       // found while doing effects
   std::vector<core::EmitEvent> recovered_;  // events of Recover, written once the files thread runs
   std::optional<std::string> stopping_;

@@ -75,6 +75,11 @@ struct Message {
     keepCopies @31 :KeepCopies;
     ranksLeft @32 :RanksLeft;
     pauseRanks @33 :PauseRanks;
+    relayedUp @34 :RelayedUp;
+    relayedDown @35 :RelayedDown;
+    relayReady @36 :RelayReady;
+    relayFor @37 :RelayFor;
+    connectVia @38 :ConnectVia;
   }
 }
 
@@ -258,6 +263,9 @@ struct AgentHello {
   keepsSeals @18 :Bool;
   kept @19 :List(KeptProcesses);
   knowsFabricOrder @20 :Bool;
+  knowsRelays @21 :Bool;
+  relayPort @22 :Int32;
+  publicKey @23 :Text;
 }
 struct KeptProcesses { job @0 :Text; processes @1 :List(ProcessId); coming @2 :List(ProcessId); }
 
@@ -392,6 +400,22 @@ struct RanksLeft { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; ranks 
 
 # To the node of rank 0, whose RankStatus says `pause`: the generation is to be re-formed behind a step.
 struct PauseRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; }
+
+# Between an agent and the head through another agent (docs/protocols/relays.md).
+enum RelayStage { open @0; answer @1; sealed @2; shared @3; over @4; lost @5; found @6; }
+struct RelayPart {
+  node @0 :Text;
+  stage @1 :RelayStage;
+  bytes @2 :Data;
+  number @3 :UInt32;
+  body @4 :UInt32;
+}
+struct RelayedUp { parts @0 :List(RelayPart); heard @1 :List(UInt32); }
+struct RelayedDown { bodies @0 :List(Data); parts @1 :List(RelayPart); }
+struct RelayReady { port @0 :Int32; error @1 :Text; }
+struct RelayChild { node @0 :Text; publicKey @1 :Text; }
+struct RelayFor { epoch @0 :UInt64; children @1 :List(RelayChild); }
+struct ConnectVia { epoch @0 :UInt64; relay @1 :Text; endpoint @2 :Text; publicKey @3 :Text; }
 
 struct ForgetJob { epoch @0 :UInt64; job @1 :Text; }
 

@@ -13,6 +13,7 @@ inline constexpr size_t kNameBytesMax = 512;  // host names, addresses, versions
 inline constexpr size_t kSentenceBytesMax = 16 << 10;
 inline constexpr size_t kTailBytesMax = 64 << 10;
 inline constexpr size_t kCpusMax = 8192;  // hardware threads of a machine; Linux on x86 has no more
+inline constexpr size_t kRelayPartsMax = 4096;  // of one frame through a relay
 inline constexpr size_t kSpecBytesMax = 1 << 20;
 inline constexpr size_t kBulkBytesMax = 16 << 20;
 inline constexpr int64_t kInt32Min = std::numeric_limits<int32_t>::min();
@@ -203,6 +204,9 @@ GT_FIELDS(core::AgentHello) {
   GT_PLAIN(keeps_seals, KeepsSeals);
   GT_PLAIN(knows_fabric_order, KnowsFabricOrder);
   GT_LIST(kept, Kept, 10000);
+  GT_PLAIN(knows_relays, KnowsRelays);
+  GT_NUMBER(relay_port, RelayPort, 0, 65535);
+  GT_TEXT(public_key, PublicKey, kNameBytesMax);
 }
 GT_FIELDS(core::AgentHeartbeat) {
   GT_PLAIN(sequence, Sequence);
@@ -347,6 +351,39 @@ GT_FIELDS(core::PauseRanks) {
   GT_COUNTER(epoch, Epoch);
   GT_ID(job, Job);
   GT_COUNTER(generation, Generation);
+}
+GT_FIELDS(core::RelayPart) {
+  GT_ID(node, Node);
+  GT_ENUM(stage, Stage, core::RelayStage::kFound);
+  GT_BYTES(bytes, Bytes, kBulkBytesMax);
+  GT_PLAIN(number, Number);
+  GT_PLAIN(body, Body);
+}
+GT_FIELDS(core::RelayedUp) {
+  GT_LIST(parts, Parts, kRelayPartsMax);
+  GT_NUMBER_LIST(heard, Heard, kRelayPartsMax, 0, std::numeric_limits<uint32_t>::max());
+}
+GT_FIELDS(core::RelayedDown) {
+  GT_BYTES_LIST(bodies, Bodies, kRelayPartsMax, kBulkBytesMax);
+  GT_LIST(parts, Parts, kRelayPartsMax);
+}
+GT_FIELDS(core::RelayReady) {
+  GT_NUMBER(port, Port, 0, 65535);
+  GT_TEXT(error, Error, kSentenceBytesMax);
+}
+GT_FIELDS(core::RelayChild) {
+  GT_ID(node, Node);
+  GT_TEXT(public_key, PublicKey, kNameBytesMax);
+}
+GT_FIELDS(core::RelayFor) {
+  GT_COUNTER(epoch, Epoch);
+  GT_LIST(children, Children, kRelayPartsMax);
+}
+GT_FIELDS(core::ConnectVia) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(relay, Relay);
+  GT_TEXT(endpoint, Endpoint, kNameBytesMax);
+  GT_TEXT(public_key, PublicKey, kNameBytesMax);
 }
 GT_FIELDS(core::ForgetJob) {
   GT_COUNTER(epoch, Epoch);

@@ -140,7 +140,10 @@ core::AgentHello SampleHello() {
           .copies_of = {kJob},
           .keeps_seals = true,
           .knows_fabric_order = true,
-          .kept = {{kJob, {{{1}, 0}, {{2}, 3}}, {{{2}, 4}}}}};
+          .kept = {{kJob, {{{1}, 0}, {{2}, 3}}, {{{2}, 4}}}},
+          .knows_relays = true,
+          .relay_port = 4712,
+          .public_key = std::string(40, 'k')};
 }
 
 }  // namespace
@@ -175,6 +178,11 @@ std::vector<core::Message> SampleMessages() {
       core::KeepCopies{kEpoch, kJob, "memory", "0a1b"},
       core::RanksLeft{kEpoch, kJob, kGeneration, {1, 3}},
       core::PauseRanks{kEpoch, kJob, kGeneration},
+      core::RelayedUp{{{NodeId("n1"), core::RelayStage::kOpen, "0123"}}, {7, 4'000'000'000}},
+      core::RelayedDown{{"body"}, {{NodeId("n1"), core::RelayStage::kShared, "0123", 7, 0}}},
+      core::RelayReady{4711, "the port is in use"},
+      core::RelayFor{kEpoch, {{NodeId("n1"), std::string(40, 'k')}}},
+      core::ConnectVia{kEpoch, NodeId("n1"), "10.0.0.2:4711", std::string(40, 'k')},
       core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119), 2},
       core::NoticeSeen{3, SampleNotice()},
       core::AckNotice{kEpoch, 3},

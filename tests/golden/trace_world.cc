@@ -57,6 +57,11 @@ GT_LEFT_OUT(AgentJoined)
 GT_LEFT_OUT(GenerationDescribed)
 GT_LEFT_OUT(ClientRequest)
 GT_LEFT_OUT(ClientReply)
+GT_LEFT_OUT(RelayedUp)
+GT_LEFT_OUT(RelayedDown)
+GT_LEFT_OUT(RelayReady)
+GT_LEFT_OUT(RelayFor)
+GT_LEFT_OUT(ConnectVia)
 #undef GT_LEFT_OUT
 
 struct Printer {

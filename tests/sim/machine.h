@@ -105,6 +105,9 @@ class Machine {
   void Do(core::LookAtRanks&) {}  // simulated programs never rest
   void Do(core::ReadLog& effect);
   void Do(core::Reconnect& effect);
+  void Do(core::Beat&) {}  // machines are connected directly here
+  void Do(core::LetThrough&) {}
+  void Do(core::GoThrough&) {}
   void Do(core::Leave& effect);
   void Do(core::WriteFile& effect);
   void Do(core::ShareCopies& effect) { copies_.insert(effect.job); }

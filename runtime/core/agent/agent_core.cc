@@ -114,6 +114,8 @@ void AgentCore::Impl::OnMessage(const Message& message, const StartFacts& facts)
                         [&](const ForgetJob& m) { generations_.OnForget(m); },
                         [&](const KeepCopies& m) { copies_.OnKeepCopies(m); },
                         [&](const AckNotice& m) { notice_.OnAck(m); },
+                        [&](const RelayFor& m) { context_.Do(LetThrough{m.children}); },
+                        [&](const ConnectVia& m) { context_.Do(GoThrough{m}); },
                         [&](const NoticeRanks& m) { generations_.OnNoticeRanks(m); },
                         [&](const AgentQuery& m) { queries_.OnQuery(m); },
                         [&](const AgentShutdown& m) { head_.OnShutdown(m); }};
@@ -123,7 +125,8 @@ void AgentCore::Impl::OnMessage(const Message& message, const StartFacts& facts)
         if constexpr (std::is_same_v<T, AgentRefused>) {
           head_.OnRefused(m);
         } else if constexpr (kSenderOf<T> == Sender::kHead && !std::is_same_v<T, AgentJoined> &&
-                             !std::is_same_v<T, ClientReply>) {  // to others
+                             !std::is_same_v<T, ClientReply> &&
+                             !std::is_same_v<T, RelayedDown>) {  // to others
           if (head_.Fresh(m.epoch)) {
             hear(m);
           } else {

@@ -51,6 +51,8 @@ struct AgentConfig {
   uint64_t near_bytes_max = 0;  // of all copies, here and in each folder that a job names
   int near_port = 0;            // where this agent serves them; 0: nowhere
   std::string near_key;
+  std::string public_key;  // Z85; of this node. Empty: it neither goes through others nor lets them through
+  int relay_port = 0;      // where others may go through it already; 0: nowhere
   std::vector<JobId>
       near_left;  // jobs of whose copies there were some in near_memory when this agent started
 
@@ -76,7 +78,8 @@ struct AgentConfig {
 // ---------------------------------------------------------------- events
 
 struct HeadUp {
-  std::string address;  // data-plane address of this node
+  std::string address;   // data-plane address of this node
+  bool relayed = false;  // through another agent, which tells the head that this one is there (Beat)
 };
 struct HeadDown {};
 // What the agent's process has found out and made before the core hears of a grant, which may have taken its
@@ -166,13 +169,23 @@ struct DropCopies {  // of checkpoints, of a job that is over
 // Connects anew: messages sent on this connection may not have arrived, though it lives. The first hello of a
 // connection settles all of it.
 struct Reconnect {};
+// Through another agent: a heartbeat that says nothing but that this agent is there.
+struct Beat {};
+// Lets these agents, and no others, reach the head through this one; answered by RelayReady to the head.
+struct LetThrough {
+  std::vector<RelayChild> children;
+};
+// Reaches the head through that agent where this works. The connection that is there stays until then.
+struct GoThrough {
+  ConnectVia via;
+};
 struct Leave {  // the agent ends: refused or shut down
   absl::Status status;
   bool after_keepers = false;  // they were told to quit
 };
 
 using AgentEffect = std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, LookAtRanks, ShareCopies,
-                                 DropCopies, Reconnect, Leave>;
+                                 DropCopies, Reconnect, Beat, LetThrough, GoThrough, Leave>;
 
 struct AgentStep {
   std::vector<AgentEffect> effects;

@@ -18,6 +18,9 @@ namespace {
 constexpr absl::Duration kHelloEvery = absl::Seconds(2);
 constexpr absl::Duration kRepeatEvery = absl::Seconds(5);
 constexpr size_t kHeartbeatsUnanswered = 1000;
+// Through a relay a heartbeat goes to the head itself when it has something to say, and after this many
+// intervals: the head answers those alone, and they alone extend the lease.
+constexpr int kRelayedEvery = 10;
 
 }  // namespace
 
@@ -53,6 +56,7 @@ std::optional<Instant> HeadTalk::NextDeadline() const {
 void HeadTalk::OnHeadUp(const HeadUp& event) {
   address_ = event.address;
   connected_ = true;
+  relayed_ = event.relayed;
   context_.SetWelcomed(false);
   SayHello();
 }
@@ -83,6 +87,9 @@ void HeadTalk::SayHello() {
   hello.takes_copies = config_.near_port > 0;
   hello.keeps_seals = true;
   hello.knows_fabric_order = true;
+  hello.knows_relays = !config_.public_key.empty();
+  hello.public_key = config_.public_key;
+  hello.relay_port = config_.relay_port;
   hello.kept = model_.Kept();
   if (!hello.kept.empty()) GT_PROBE("agent.tells_what_is_kept");
   for (const auto& [job, folder] : copies_.folders()) hello.copies_of.push_back(job);
@@ -215,7 +222,7 @@ void HeadTalk::OnTick() {
   lease_.CheckLease();
   if (connected_ && !context_.welcomed() && context_.now() >= next_hello_) SayHello();
   if (context_.welcomed() &&
-      context_.now() - *heard_at_ > std::max(10 * heartbeat_interval_, absl::Seconds(10))) {
+      context_.now() - *heard_at_ > SilenceMax()) {
     GT_PROBE("agent.greets_again");
     context_.SetWelcomed(false);  // it forgot us, or the connection is dead and does not know it: greet again
     SayHello();
@@ -231,13 +238,15 @@ void HeadTalk::OnTick() {
   }
 }
 
+absl::Duration HeadTalk::SilenceMax() const {
+  const absl::Duration direct = std::max(10 * heartbeat_interval_, absl::Seconds(10));
+  return relayed_ ? std::max(direct, 3 * kRelayedEvery * heartbeat_interval_) : direct;
+}
+
 void HeadTalk::Heartbeat() {
   next_heartbeat_ = context_.now() + heartbeat_interval_;
   AgentHeartbeat beat;
-  beat.sequence = ++heartbeat_sequence_;
-  heartbeats_sent_.emplace_back(beat.sequence, context_.now());
-  if (heartbeats_sent_.size() > kHeartbeatsUnanswered) heartbeats_sent_.pop_front();
-  beat.free_ports = free_ports_;
+  if (free_ports_ != told_ports_) beat.free_ports = free_ports_;
   for (auto& [job, record] : model_.jobs) {
     for (auto& [number, generation] : record.generations) {
       for (auto& [rank, info] : generation.ranks) {
@@ -246,6 +255,17 @@ void HeadTalk::Heartbeat() {
       }
     }
   }
+  const bool something = !beat.changed.empty() || !beat.free_ports.empty();
+  if (relayed_ && !something && context_.now() < next_own_word_) {
+    GT_PROBE("agent.beats_through_a_relay");
+    return context_.Do(Beat{});
+  }
+  if (relayed_) context_.Do(Beat{});  // the relay hears nothing of what is sealed
+  next_own_word_ = context_.now() + kRelayedEvery * heartbeat_interval_;
+  beat.sequence = ++heartbeat_sequence_;
+  beat.free_ports = told_ports_ = free_ports_;
+  heartbeats_sent_.emplace_back(beat.sequence, context_.now());
+  if (heartbeats_sent_.size() > kHeartbeatsUnanswered) heartbeats_sent_.pop_front();
   context_.Tell(std::move(beat));
 }
 

@@ -51,6 +51,7 @@ class HeadTalk {
   void SayHello();
   void Describe();
   void Heartbeat();
+  absl::Duration SilenceMax() const;
   void RepeatRecords();
   void RepeatUnacknowledged();
   void RepeatToNewHead();
@@ -67,6 +68,7 @@ class HeadTalk {
   NearCopies& copies_;
 
   bool connected_ = false;
+  bool relayed_ = false;
   std::string address_;
   HeadEpoch epoch_;
   std::string epoch_proof_;
@@ -77,7 +79,8 @@ class HeadTalk {
   Instant next_hello_, next_heartbeat_, next_repeat_;
   uint64_t heartbeat_sequence_ = 0;
   uint64_t last_hello_ = 0;  // its order: the clock of the boot goes on where an earlier agent stopped
-  std::vector<int> free_ports_;
+  std::vector<int> free_ports_, told_ports_;
+  Instant next_own_word_;  // of this connection, where beats go through a relay
 };
 
 }  // namespace gtrain::core

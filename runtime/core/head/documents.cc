@@ -564,6 +564,7 @@ struct NodeNow {
   std::vector<NoticeNow> notices;
   std::optional<std::string> quarantine;
   std::string unusable;  // why nothing is placed there; empty: it is used
+  std::string via;       // the node through which it reaches the head; empty: none
 };
 
 struct RankHoldingNow {
@@ -616,6 +617,7 @@ json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
           {"unclean", node.unclean},
           {"notices", std::move(notices)},
           {"quarantine", OrNull(node.quarantine)},
+          {"via", node.via.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(node.via)},
           {"unusable", node.unusable},
           {"slow", json::array()},
           {"version", node.record->version},
@@ -758,6 +760,7 @@ std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant at) {
     one.unusable = node.state == NodeState::kDead ? "dead"
                    : !node.welcomed               ? "its agent has not been heard since the head started"
                                                   : node.WhyUnusable();
+    one.via = node.via.value;
   }
   const auto with_place = [&](const NodeId& id, const auto& add) {
     if (const auto it = places.find(id); it != places.end()) add(it->second);

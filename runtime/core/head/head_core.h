@@ -80,6 +80,12 @@ struct HeadConfig {
   absl::Duration cause_grace = absl::Seconds(1);
   absl::Duration recovery_window = absl::Hours(1);  // after a restore or recover: agents' word is taken
 
+  // So many agents, and further ones go through others, which have relay_children each (relays.h). 0: never.
+  int relay_from = 0;
+  int relay_children = 64;
+  // What a relay says of a child counts for so long after the child's own last word.
+  absl::Duration relay_believed = absl::Seconds(45);
+
   int jobs_max = 10'000;                           // live and finished
   size_t jobs_bytes_max = 256 << 20;               // of all that is held of those that are over
   size_t live_jobs_bytes_per_user_max = 64 << 20;  // of the live ones of one user

@@ -52,7 +52,8 @@ HeadState::HeadState(HeadConfig config, Rng rng)
                   save_),
       recovery_(context_, model_, membership_, reconciler_, life_, grants_, faults_, ranks_, copies_, over_,
                 answers_),
-      membership_(context_, model_, recovery_, reconciler_, life_, faults_, ranks_, links_, leaves_),
+      relays_(context_, model_),
+      membership_(context_, model_, recovery_, reconciler_, life_, faults_, ranks_, links_, leaves_, relays_),
       requests_(context_, model_, answers_, queries_, polls_, life_, sizing_, directories_, membership_,
                 over_) {}
 
@@ -151,6 +152,8 @@ void HeadState::OnEvent(const HeadEvent& event, Instant now) {
     OnMessage(*message, now);
   } else if (const auto* gone = std::get_if<PeerGone>(&event)) {
     membership_.OnPeerGone(*gone, now);
+  } else if (const auto* heard = std::get_if<ChildrenHeard>(&event)) {
+    membership_.OnChildrenHeard(*heard, now);
   } else if (const auto* room = std::get_if<StoreRoom>(&event)) {
     OnStoreRoom(*room);
   } else {
@@ -171,7 +174,8 @@ void HeadState::KeepDeadline(const HeadEvent& event, bool changed) {
   const auto* message = std::get_if<PeerMessage>(&event);
   const auto* beat = message == nullptr ? nullptr : std::get_if<AgentHeartbeat>(&message->message);
   const bool tail = message != nullptr && std::holds_alternative<LogTail>(message->message);
-  if (changed || !first_deadline_ || (beat == nullptr && !tail)) return first_deadline_.reset();
+  const bool quiet = tail || std::holds_alternative<ChildrenHeard>(event);
+  if (changed || !first_deadline_ || (beat == nullptr && !quiet)) return first_deadline_.reset();
   if (beat == nullptr) return;
   for (const RankStatus& status : beat->changed) {
     const Job* job = model_.FindJob(status.job);
@@ -207,6 +211,8 @@ void HeadState::OnAgentMessage(Node& node, const Message& message, Instant now) 
                         [&](const LinkDown& m) { links_.OnLinkDown(id, m, now); },
                         [&](const AgentNote& m) { ranks_.OnNote(id, m); },
                         [&](const AgentAnswer& m) { queries_.OnAnswer(id, m); },
+                        [&](const RelayReady& m) { relays_.OnReady(node, m, now); },
+                        [](const RelayedUp&) {},  // the service has taken it apart
                         [&](const LogTail& m) { OnTail(id, m); }};
   std::visit(
       [&](const auto& m) {
@@ -224,6 +230,7 @@ void HeadState::OnTail(const NodeId& id, const LogTail& tail) {
 void HeadState::OnTick(Instant now) {
   membership_.CheckSilence(now);
   membership_.EndQuarantines(now);
+  relays_.Plan(now);
   for (Job* job : model_.LiveJobs()) timers_.Run(*job, now);
   queries_.ExpireQueries(now);
 }
@@ -272,6 +279,7 @@ std::optional<Instant> HeadState::NextDeadline() const {
 std::optional<Instant> HeadState::FirstDeadline() const {
   std::optional<Instant> next;
   Sooner(next, recovery_.NextDeadline());
+  Sooner(next, relays_.NextDeadline());
   Sooner(next, scheduler_.NextDeadline());
   Sooner(next, sizing_.NextDeadline());
   bool live = false;

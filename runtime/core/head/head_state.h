@@ -4,6 +4,7 @@
 //   head_context.h        configuration, clock, random numbers, and what a step puts out
 //   head_model.h          jobs, nodes and the cluster's record, which all look at (job.h, node.h)
 //   membership.h          hello, heartbeat, silence, quarantine, notices of nodes, revoked nodes
+//   relays.h              which agents go through others
 //   reconciler.h          what a node holds against what was granted
 //   recovery.h            records found at the start, lost and older ones, newer heads
 //   head_records.h        jobs from their records and into them
@@ -56,6 +57,7 @@
 #include "runtime/core/head/rank_news.h"
 #include "runtime/core/head/reconciler.h"
 #include "runtime/core/head/recovery.h"
+#include "runtime/core/head/relays.h"
 #include "runtime/core/head/remembered_answers.h"
 #include "runtime/core/head/requests.h"
 #include "runtime/core/head/scheduler.h"
@@ -125,6 +127,7 @@ class HeadState {
   Scheduler scheduler_;
   Reconciler reconciler_;
   Recovery recovery_;
+  Relays relays_;
   Membership membership_;
   Requests requests_;
 

@@ -129,7 +129,12 @@ void HeadTestWorld::Perform(Effect effect) {
 }
 
 void HeadTestWorld::FromNode(const std::string& node, Message message) {
-  Do(head_->Step(PeerMessage{{Role::kNode, node}, RouteOf(node), "10.0.0.1", std::move(message)},
+  Do(head_->Step(PeerMessage{{Role::kNode, node},
+                             RouteOf(node),
+                             "10.0.0.1",
+                             std::move(message),
+                             absl::ZeroDuration(),
+                             NodeId(via_[node])},
                  clock_.Now()));
 }
 
@@ -164,6 +169,9 @@ void HeadTestWorld::Hello(const std::string& node, int cpus, std::vector<HeldGen
   hello.held = std::move(held);
   hello.kept = kept_hello_;
   hello.knows_fabric_order = !old_hello_;
+  hello.knows_relays = relays_hello_;
+  if (relays_hello_) hello.public_key = std::string(39, 'k') + node.back();
+  hello.labels = labels_hello_;
   auto& [last, number] = connections_[node];
   // A new life comes on the old connection: on a new one it would be a rival of the one that was just heard.
   if (last != incarnation && number > 0) --number;

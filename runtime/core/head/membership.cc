@@ -17,6 +17,7 @@
 #include "runtime/core/head/rank_news.h"
 #include "runtime/core/head/reconciler.h"
 #include "runtime/core/head/recovery.h"
+#include "runtime/core/head/relays.h"
 #include "runtime/core/values/authority.h"
 
 namespace gtrain::core {
@@ -29,7 +30,8 @@ std::string Seconds(absl::Duration d) {
 }  // namespace
 
 Membership::Membership(HeadContext& context, HeadModel& model, Recovery& recovery, Reconciler& reconciler,
-                       JobLife& life, Faults& faults, RankNews& ranks, Links& links, Leaves& leaves)
+                       JobLife& life, Faults& faults, RankNews& ranks, Links& links, Leaves& leaves,
+                       Relays& relays)
     : context_(context),
       model_(model),
       config_(context.config()),
@@ -40,6 +42,7 @@ Membership::Membership(HeadContext& context, HeadModel& model, Recovery& recover
       ranks_(ranks),
       links_(links),
       leaves_(leaves),
+      relays_(relays),
       detector_({config_.heartbeat_interval, config_.suspect_after, config_.dead_after}) {}
 
 void Membership::AddKnown(NodeRecord record, Instant now) {
@@ -185,6 +188,12 @@ void Membership::TakeConnection(Node& node, const PeerMessage& event, const Agen
   node.takes_copies = hello.takes_copies;
   node.keeps_seals = hello.keeps_seals;
   node.knows_fabric_order = hello.knows_fabric_order;
+  node.knows_relays = hello.knows_relays && !hello.public_key.empty();
+  node.relay_port = hello.relay_port;
+  node.relay_failed = false;
+  node.public_key = hello.public_key;
+  node.via = event.via;
+  node.said_at = now;
   node.state = NodeState::kAlive;
   detector_.Heard(node.record.id, now);
   node.heard_at = now;
@@ -225,6 +234,7 @@ void Membership::OnHello(const PeerMessage& event, const AgentHello& hello, Inst
                             " cpus and ", hello.inventory.gpus.size(), " GPUs",
                             new_incarnation ? ", as a new incarnation" : ""));
   reconciler_.Reconcile(node, hello, new_incarnation, repeated, now);
+  relays_.OnHello(node, now);
   model_.schedule = true;
 }
 
@@ -240,12 +250,29 @@ Node* Membership::OnHeard(const PeerMessage& event, Instant now) {
     ++context_.counters().stale_dropped;
     return nullptr;
   }
-  Node& node = it->second;
-  detector_.Heard(id, now);
+  it->second.said_at = now;
+  Heard(it->second, now);
+  return &it->second;
+}
+
+void Membership::Heard(Node& node, Instant now) {
+  detector_.Heard(node.record.id, now);
   node.heard_at = now;
   if (node.rival) RefuseRival(node);
   if (node.state != NodeState::kAlive) Returned(node, now);
-  return &node;
+}
+
+// A relay that lies can only keep up the appearance that a child lives, and not for long.
+void Membership::OnChildrenHeard(const ChildrenHeard& heard, Instant now) {
+  for (const NodeId& id : heard.children) {
+    const auto it = model_.nodes.find(id);
+    if (it == model_.nodes.end() || !it->second.welcomed || it->second.via != heard.relay) continue;
+    if (now - it->second.said_at > config_.relay_believed) {
+      GT_PROBE("head.relay_not_believed");
+      continue;
+    }
+    Heard(it->second, now);
+  }
 }
 
 void Membership::OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now) {
@@ -412,6 +439,7 @@ void Membership::DropNode(const NodeId& id, const std::string& why, Instant now)
   context_.Delete(KeyOf(node.record));
   detector_.Forget(id);
   recovery_.ForgetNode(id);
+  relays_.Forget(id);
   model_.nodes.erase(id);
   for (Job* job : model_.LiveJobs()) life_.Release(*job, id, now);
 }

@@ -23,11 +23,12 @@ class Links;
 class RankNews;
 class Reconciler;
 class Recovery;
+class Relays;
 
 class Membership {
  public:
   Membership(HeadContext& context, HeadModel& model, Recovery& recovery, Reconciler& reconciler,
-             JobLife& life, Faults& faults, RankNews& ranks, Links& links, Leaves& leaves);
+             JobLife& life, Faults& faults, RankNews& ranks, Links& links, Leaves& leaves, Relays& relays);
 
   void AddKnown(NodeRecord record, Instant now);  // a record of it was found at the start
   // From now on a node that has not spoken yet falls silent like any other.
@@ -42,6 +43,7 @@ class Membership {
   void OnHello(const PeerMessage& event, const AgentHello& hello, Instant now);
   // Returns the welcomed node whose newest connection this is; nullptr: the message is counted as stale.
   Node* OnHeard(const PeerMessage& event, Instant now);
+  void OnChildrenHeard(const ChildrenHeard& heard, Instant now);
   void OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now);
   void OnPeerGone(const PeerGone& gone, Instant now);
   void OnNoticeSeen(Node& node, const NoticeSeen& seen, Instant now);
@@ -64,6 +66,7 @@ class Membership {
   void TakeConnection(Node& node, const PeerMessage& event, const AgentHello& hello, Instant now);
   void ForgetIncarnation(Node& node);
   void Welcome(const NodeId& id);
+  void Heard(Node& node, Instant now);
   void Returned(Node& node, Instant now);
   void OnSilence(const FailureDetector::Change& change, Instant now);
   void CountFlap(Node& node, Instant now);
@@ -83,6 +86,7 @@ class Membership {
   RankNews& ranks_;
   Links& links_;
   Leaves& leaves_;
+  Relays& relays_;
 
   FailureDetector detector_;
   std::map<NodeId, std::string> revoked_;  // by this head, and what its agent is told

@@ -35,6 +35,14 @@ struct Node {
   bool takes_copies = false;
   bool keeps_seals = false;
   bool knows_fabric_order = false;
+  bool knows_relays = false;
+  int relay_port = 0;       // where others go through it; 0: nowhere
+  std::string public_key;   // Z85, as it said
+  NodeId via;               // its newest route leads through that one; empty: it is a connection of its own
+  Instant said_at;          // itself: what a relay says of it does not count
+  bool relay_failed = false;  // it could not listen
+  Instant via_after;          // not moved before
+  absl::Duration via_again;   // from its last return to the next move
   // A hello of another incarnation while this one was just heard: refused when this one speaks again,
   // accepted when it falls silent (fault N4).
   std::optional<PeerMessage> rival;

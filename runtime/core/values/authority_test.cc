@@ -35,7 +35,7 @@ std::set<Role> Senders(const Message& m) {
   if (Is<AgentHello>(m) || Is<AgentHeartbeat>(m) || Is<RanksStarted>(m) || Is<RankExited>(m) ||
       Is<GenerationGone>(m) || Is<ExchangePart>(m) || Is<CheckpointReport>(m) || Is<LogTail>(m) ||
       Is<AgentNote>(m) || Is<AgentAnswer>(m) || Is<GenerationDescribed>(m) || Is<NoticeSeen>(m) ||
-      Is<LinkDown>(m)) {
+      Is<LinkDown>(m) || Is<RelayedUp>(m) || Is<RelayReady>(m)) {
     return {Role::kNode};
   }
   return {};

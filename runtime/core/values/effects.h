@@ -28,6 +28,14 @@ struct PeerMessage {
   std::string address;
   Message message;
   absl::Duration waited;  // so long it may have lain unread, after a pause of this process
+  NodeId via = {};        // the agent through which it came; empty: on a connection of its own
+};
+
+// These agents, whose newest route leads through another agent, have spoken to that one. The relay says so
+// and nobody proves it.
+struct ChildrenHeard {
+  NodeId relay;
+  std::vector<NodeId> children;
 };
 
 // Says that the transport knows that this connection is gone. Optional: silence says the same, later.
@@ -46,7 +54,7 @@ struct StoreRoom {
 // Due at NextDeadline() or earlier; drain ready input first.
 struct Tick {};
 
-using HeadEvent = std::variant<PeerMessage, PeerGone, StoreRoom, Tick>;
+using HeadEvent = std::variant<PeerMessage, PeerGone, ChildrenHeard, StoreRoom, Tick>;
 
 // ---------------------------------------------------------------- out
 
@@ -86,6 +94,7 @@ class SharedMessage {
       : message_(std::make_shared<const Message>(std::forward<T>(message))) {}
   const Message& operator*() const { return *message_; }
   bool operator==(const SharedMessage& other) const { return *message_ == *other.message_; }
+  bool Same(const SharedMessage& other) const { return message_ == other.message_; }  // not only equal
 
  private:
   std::shared_ptr<const Message> message_;

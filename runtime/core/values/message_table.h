@@ -64,7 +64,12 @@ struct RequestRule {
   X(LinkDown, LINK_DOWN, kAgent, kSmall)                       \
   X(KeepCopies, KEEP_COPIES, kHead, kSmall)                    \
   X(RanksLeft, RANKS_LEFT, kHead, kSmall)                      \
-  X(PauseRanks, PAUSE_RANKS, kHead, kSmall)
+  X(PauseRanks, PAUSE_RANKS, kHead, kSmall)                    \
+  X(RelayedUp, RELAYED_UP, kAgent, kLarge)                     \
+  X(RelayedDown, RELAYED_DOWN, kHead, kLarge)                  \
+  X(RelayReady, RELAY_READY, kAgent, kSmall)                   \
+  X(RelayFor, RELAY_FOR, kHead, kSmall)                        \
+  X(ConnectVia, CONNECT_VIA, kHead, kSmall)
 
 // X(type, its name in control.capnp, enumerator there, name for people, changes, admin, user, readonly). The
 // list of all jobs, without their output, is for everyone who may read.

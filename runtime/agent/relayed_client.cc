@@ -1,0 +1,138 @@
+#include "runtime/agent/relayed_client.h"
+
+#include <utility>
+
+#include "runtime/wire/codec.h"
+
+namespace gtrain::agent {
+namespace {
+
+constexpr absl::Duration kOpenAgain = absl::Seconds(1);  // an answer may be lost with the relay's connection
+
+}  // namespace
+
+RelayedClient::RelayedClient(std::unique_ptr<port::ClientTransport> link, NodeId self, std::string secret,
+                             std::shared_ptr<const Clock> clock, double jitter)
+    : link_(std::move(link)),
+      self_(std::move(self)),
+      secret_(std::move(secret)),
+      clock_(std::move(clock)),
+      patience_(kRelayPatience * (1 + jitter / 3)),
+      down_since_(clock_->Now()) {}
+
+absl::Status RelayedClient::Say(core::RelayStage stage, std::string bytes) {
+  core::RelayedUp up;
+  up.parts.push_back({self_, stage, std::move(bytes)});
+  return link_->Send(wire::Encode(up));
+}
+
+void RelayedClient::Open() {
+  half_ = net::NewSessionHalf();
+  open_again_ = clock_->Now() + kOpenAgain;
+  (void)Say(core::RelayStage::kOpen, half_);
+}
+
+void RelayedClient::Close() {
+  half_.clear();
+  has_waiting_ = false;
+  unanswered_since_.reset();
+  if (!std::exchange(session_, std::nullopt)) return;
+  broken_ = true;
+  down_since_ = clock_->Now();
+}
+
+void RelayedClient::Turn() {
+  const bool linked = link_->Connected();
+  if (linked != linked_) {
+    linked_ = linked;
+    Close();
+    if (linked) Open();
+  }
+  if (linked_ && !session_ && clock_->Now() >= open_again_) Open();
+}
+
+void RelayedClient::Renew() {
+  Close();
+  if (linked_) Open();
+}
+
+absl::Status RelayedClient::Send(absl::string_view payload) {
+  if (!session_) return absl::UnavailableError("no conversation with the head through the relay");
+  if (payload.size() + 1024 > static_cast<size_t>(port::kToServerBytesMax))
+    return absl::InvalidArgumentError("too long for a relay");
+  const absl::Status sent = Say(core::RelayStage::kSealed, session_->Seal(payload));
+  if (!sent.ok()) {  // the next one would not open
+    Close();
+    open_again_ = clock_->Now();
+  }
+  return sent;
+}
+
+void RelayedClient::OnPart(const core::RelayedDown& down, const core::RelayPart& part) {
+  switch (part.stage) {
+    case core::RelayStage::kAnswer:
+      if (half_.empty() || session_ || part.bytes.size() != net::kSessionHalfBytes) return;
+      session_.emplace(net::SealedSession::End::kNode, secret_, half_, part.bytes);
+      half_.clear();
+      return;
+    case core::RelayStage::kOver:
+    case core::RelayStage::kFound:
+      Close();
+      open_again_ = std::max(open_again_, clock_->Now());  // not more often than it is tried anyway
+      if (part.stage == core::RelayStage::kFound) Open();
+      return;
+    case core::RelayStage::kLost:
+      Close();
+      open_again_ = clock_->Now() + kOpenAgain;
+      return;
+    case core::RelayStage::kSealed:
+    case core::RelayStage::kShared: {
+      if (!session_) return;
+      absl::StatusOr<std::string> opened = session_->Open(part.bytes);
+      if (opened.ok() && part.stage == core::RelayStage::kShared) {
+        opened = part.body < down.bodies.size() ? net::OpenShared(down.bodies[part.body], *opened)
+                                                : absl::DataLossError("a shared message without a body");
+      }
+      if (opened.ok()) {
+        waiting_ = *std::move(opened);
+        has_waiting_ = true;
+        return;
+      }
+      Close();  // changed, repeated or left out on the way
+      open_again_ = clock_->Now();
+      return;
+    }
+    case core::RelayStage::kOpen: return;
+  }
+}
+
+std::optional<std::string> RelayedClient::Receive() {
+  Turn();
+  while (const std::optional<std::string> payload = link_->Receive()) {
+    absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
+    const auto* down = message.ok() ? std::get_if<core::RelayedDown>(&*message) : nullptr;
+    if (down == nullptr) continue;
+    unanswered_since_.reset();
+    for (const core::RelayPart& part : down->parts) {  // a relay sends one at a time
+      if (part.node == self_) OnPart(*down, part);
+    }
+    if (std::exchange(has_waiting_, false)) return std::move(waiting_);
+  }
+  return std::nullopt;
+}
+
+bool RelayedClient::Connected() const { return !std::exchange(broken_, false) && session_.has_value(); }
+
+void RelayedClient::Beat() {
+  if (!session_) return;
+  if (!unanswered_since_) unanswered_since_ = clock_->Now();
+  (void)link_->Send(wire::Encode(core::RelayedUp{}));
+}
+
+bool RelayedClient::Failed() const {
+  const Instant now = clock_->Now();
+  if (session_) return unanswered_since_ && now - *unanswered_since_ > kRelaySilence;
+  return now - down_since_ > patience_;
+}
+
+}  // namespace gtrain::agent

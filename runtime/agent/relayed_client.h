@@ -1,0 +1,65 @@
+// RelayedClient: a connection to the head through another agent. To the agent it is a transport like any
+// other; what it carries is sealed for the head (net/zmq/end_to_end.h, docs/protocols/relays.md).
+//
+// Owner thread only; nothing blocks. Connected() means that the head has answered over this way.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/ids.h"
+#include "net/port/transport.h"
+#include "net/zmq/end_to_end.h"
+#include "runtime/core/values/messages.h"
+
+namespace gtrain::agent {
+
+// Without a conversation for this long, a third more at random, the agent goes on directly.
+inline constexpr absl::Duration kRelayPatience = absl::Seconds(5);
+// A relay that does not answer a beat for this long hears nothing.
+inline constexpr absl::Duration kRelaySilence = absl::Seconds(3);
+
+class RelayedClient final : public port::ClientTransport {
+ public:
+  // `link`: the connection to the relay. `secret`: of this node and the head (net::PairSecret).
+  RelayedClient(std::unique_ptr<port::ClientTransport> link, NodeId self, std::string secret,
+                std::shared_ptr<const Clock> clock, double jitter);
+
+  absl::Status Send(absl::string_view payload) override;
+  std::optional<std::string> Receive() override;
+  bool Connected() const override;
+  int PollFd() const override { return link_->PollFd(); }
+
+  // Looks after the session: at least every 100 ms while it is not connected, else each second.
+  void Turn();
+  // Opens another session: messages of this one were lost, though the connection lives.
+  void Renew();
+  // Tells the relay that this agent is there.
+  void Beat();
+  // It does not work: the relay is not there, is silent, or has no head itself.
+  bool Failed() const;
+
+ private:
+  void Open();
+  void Close();
+  void OnPart(const core::RelayedDown& down, const core::RelayPart& part);
+  absl::Status Say(core::RelayStage stage, std::string bytes);
+
+  const std::unique_ptr<port::ClientTransport> link_;
+  const NodeId self_;
+  const std::string secret_;
+  const std::shared_ptr<const Clock> clock_;
+  const absl::Duration patience_;
+  bool linked_ = false;
+  std::string half_;                          // sent, not answered yet
+  std::optional<net::SealedSession> session_;
+  mutable bool broken_ = false;               // Connected() has not said so yet
+  Instant down_since_, open_again_;
+  std::optional<Instant> unanswered_since_;  // of a beat
+  std::string waiting_;                      // opened, to be returned
+  bool has_waiting_ = false;
+};
+
+}  // namespace gtrain::agent

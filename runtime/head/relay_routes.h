@@ -1,0 +1,98 @@
+// RelayRoutes: the head's end of the conversations that come through agents (docs/protocols/relays.md). To the
+// core a child is a node with a route like any other; here its messages are taken out of the frames of its
+// relay and opened, and those to it are sealed and put into such frames.
+//
+// Loop-owned, not thread-safe, never blocks. A child costs 1 KiB and, once, 50 us for the secret of its key; a
+// message of one 2 us more than one on a connection of its own costs after ZeroMQ; a message to many is
+// encrypted once, and travels once a relay.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "net/port/transport.h"
+#include "net/zmq/end_to_end.h"
+#include "net/zmq/key_registry.h"
+#include "runtime/core/values/effects.h"
+
+namespace gtrain::head {
+
+class RelayRoutes {
+ public:
+  RelayRoutes(net::KeyPair head, std::shared_ptr<net::KeyRegistry> registry)
+      : head_(std::move(head)), registry_(std::move(registry)) {}
+
+  struct Arrived {
+    std::vector<port::Received> messages;  // of children, in their order
+    core::ChildrenHeard heard;
+    std::vector<core::PeerGone> gone;  // their conversations are over
+  };
+  // Takes a frame of a connection of a node: whoever it is, it carries what it likes, and only what opens
+  // counts. What is answered at once leaves with the next Flush.
+  Arrived Take(const port::Received& from, const core::RelayedUp& up, Instant now);
+
+  bool Has(absl::string_view route) const { return Find(route) != nullptr; }
+  // `route` must be one that Has. The message leaves with the next Flush.
+  void Send(absl::string_view route, absl::string_view bytes);
+  // `bytes`: `message` as it is sent.
+  void Send(absl::string_view route, const core::SharedMessage& message, absl::string_view bytes);
+
+  // Some batch has grown so much that it should leave before the turn is over.
+  bool Crowded() const { return crowded_; }
+  bool Waiting() const { return !batches_.empty(); }
+  // Hands each batch to `send` {route of the relay, the frame}, which is false where it is lost. Returns those
+  // with which there is no conversation any more, because of that.
+  std::vector<core::PeerGone> Flush(
+      const std::function<bool(const std::string&, const core::RelayedDown&)>& send);
+
+  size_t conversations() const { return current_.size(); }
+  uint64_t refused() const { return refused_; }  // parts that did not open, or of nodes that may not come
+
+ private:
+  struct Session {
+    NodeId node;
+    std::string relay_route;
+    uint32_t number = 0;
+    net::SealedSession seal;
+  };
+  struct Batch {
+    core::RelayedDown frame;
+    size_t bytes = 0;
+    std::optional<uint32_t> shared;  // index in frame.bodies of shared_
+  };
+  struct Shared {  // the one that was sent last
+    core::SharedMessage message;
+    net::SharedBody body;
+  };
+
+  static std::string RouteOf(const Session& session);
+  Session* Find(absl::string_view route) const;
+  Session* SessionOf(const NodeId& node, const std::string& relay_route);
+  void Open(const port::Received& from, const core::RelayPart& part, Instant now);
+  void OnSealed(const port::Received& from, const core::RelayPart& part, Instant now, Arrived& arrived);
+  void Drop(const NodeId& node, bool current, std::vector<core::PeerGone>* gone);
+  void Put(const std::string& relay_route, core::RelayPart part);
+  const std::string* SecretOf(const NodeId& node);
+
+  const net::KeyPair head_;
+  const std::shared_ptr<net::KeyRegistry> registry_;
+  // Of a child: the one whose first message has opened, and one that was opened after it.
+  absl::flat_hash_map<std::string, std::unique_ptr<Session>> current_, pending_;
+  absl::flat_hash_map<uint32_t, Session*> by_number_;
+  struct Secret {
+    std::string public_key, secret;
+  };
+  absl::flat_hash_map<std::string, Secret> secrets_;
+  absl::flat_hash_map<std::string, Batch> batches_;  // by route of the relay
+  std::optional<Shared> shared_;
+  uint32_t last_number_ = 0;
+  uint64_t refused_ = 0;
+  bool crowded_ = false;
+};
+
+}  // namespace gtrain::head
