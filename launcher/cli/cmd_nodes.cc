@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -84,9 +85,8 @@ std::string Table(const json& nodes) {
                                     absl::StrCat(Count(n, "gpus_free"), "/", Count(n, "gpus")), JobsOf(n)));
     if (!quarantine.empty()) absl::StrAppend(&out, "  ", quarantine, "\n");
     if (const std::string via = SafeTextOf(n, "via"); !via.empty()) {
-      const auto relay = std::find_if(nodes.begin(), nodes.end(), [&](const json& one) {
-        return SafeTextOf(one, "id") == via;
-      });
+      const auto relay = std::find_if(nodes.begin(), nodes.end(),
+                                      [&](const json& one) { return SafeTextOf(one, "id") == via; });
       absl::StrAppend(&out, "  through ", relay == nodes.end() ? via : SafeTextOf(*relay, "hostname"), "\n");
     }
     out += SlownessOf(n);

@@ -149,14 +149,14 @@ class Agent {
   NodeId node_;
   Membership membership_;
   std::unique_ptr<port::ClientTransport> transport_;
-  net::ZmqClient* zmq_ = nullptr;  // of transport_, to ask why there is no connection
+  net::ZmqClient* zmq_ = nullptr;        // of transport_, to ask why there is no connection
   RelayedClient* relayed_ = nullptr;     // of transport_: it leads through another agent
   std::unique_ptr<RelayedClient> next_;  // comes in its place when it works
   core::ConnectVia via_;                 // of next_, else of relayed_
   std::unique_ptr<RelayDoor> door_;      // null: nobody goes through this agent
   std::string why_no_door_;
-  absl::Status why_not_;           // of the last Connect
-  std::string warned_;             // of addresses in cluster.json
+  absl::Status why_not_;  // of the last Connect
+  std::string warned_;    // of addresses in cluster.json
   std::unique_ptr<KeeperSet> keepers_;
   std::optional<core::AgentCore> core_;
   std::unique_ptr<ckpt::NearServer> near_server_;  // null: copies of checkpoints are not shared
@@ -329,9 +329,7 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
 
 std::string Agent::ListenHost() const {
   const std::string& address = options_.address;
-  return address.empty()                   ? "*"
-         : absl::StrContains(address, ':') ? absl::StrCat("[", address, "]")
-                                           : address;
+  return address.empty() ? "*" : absl::StrContains(address, ':') ? absl::StrCat("[", address, "]") : address;
 }
 
 // Listens on the port of the agent before, if it is free: ranks that run know that one.
@@ -485,7 +483,8 @@ void Agent::Turn() {
 // The old connection goes with all that waits in it; its core says the rest again behind the next welcome.
 // Where none can be made, LookElsewhere goes on to the next address.
 void Agent::ConnectAnew() {
-  if (transport_ != nullptr && connected_) LogWarning("a message was lost between this agent and the head: connects anew");
+  if (transport_ != nullptr && connected_)
+    LogWarning("a message was lost between this agent and the head: connects anew");
   next_reconnect_ = clock_.Now() + kReconnectEvery;
   if (relayed_ != nullptr) {
     reconnect_ = false;
@@ -694,8 +693,8 @@ void Agent::SayHeadUp() {
   const bool relayed = relayed_ != nullptr;
   if (!options_.address.empty()) return Step(core::HeadUp{options_.address, relayed});
   const bool posted =
-      files_.Post(JobId(), [this, endpoint = membership_.endpoint, relay = relayed ? via_.endpoint : "", relayed,
-                            number = order_.connection()] {
+      files_.Post(JobId(), [this, endpoint = membership_.endpoint, relay = relayed ? via_.endpoint : "",
+                            relayed, number = order_.connection()] {
         std::string address = LocalAddressTowards(endpoint);
         // The head sees no socket of a child; towards the relay there is one at least.
         if (address.empty() && relayed) address = LocalAddressTowards(relay);

@@ -37,7 +37,8 @@ bool RelayDoor::WasOpen(const std::string& state_dir) {
 }
 
 absl::StatusOr<std::unique_ptr<RelayDoor>> RelayDoor::Open(const std::string& state_dir,
-                                                           const std::string& host, const net::KeyPair& keys) {
+                                                           const std::string& host,
+                                                           const net::KeyPair& keys) {
   int before = 0;
   if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(keeper::ReadSmallFile(PortPath(state_dir))), &before))
     before = 0;

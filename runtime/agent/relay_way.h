@@ -22,8 +22,8 @@ namespace gtrain::agent {
 class RelayDoor {
  public:
   // Listens at `host` ("*", "10.0.0.2", "[v6]"), on the port of the last time if it is free; lets nobody in.
-  static absl::StatusOr<std::unique_ptr<RelayDoor>> Open(const std::string& state_dir, const std::string& host,
-                                                         const net::KeyPair& keys);
+  static absl::StatusOr<std::unique_ptr<RelayDoor>> Open(const std::string& state_dir,
+                                                         const std::string& host, const net::KeyPair& keys);
   // Whether an agent before this one had a door.
   static bool WasOpen(const std::string& state_dir);
 

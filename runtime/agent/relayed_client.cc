@@ -102,7 +102,8 @@ void RelayedClient::OnPart(const core::RelayedDown& down, const core::RelayPart&
       open_again_ = clock_->Now();
       return;
     }
-    case core::RelayStage::kOpen: return;
+    case core::RelayStage::kOpen:
+      return;
   }
 }
 

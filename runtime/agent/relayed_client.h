@@ -53,9 +53,9 @@ class RelayedClient final : public port::ClientTransport {
   const std::shared_ptr<const Clock> clock_;
   const absl::Duration patience_;
   bool linked_ = false;
-  std::string half_;                          // sent, not answered yet
+  std::string half_;  // sent, not answered yet
   std::optional<net::SealedSession> session_;
-  mutable bool broken_ = false;               // Connected() has not said so yet
+  mutable bool broken_ = false;  // Connected() has not said so yet
   Instant down_since_, open_again_;
   std::optional<Instant> unanswered_since_;  // of a beat
   std::string waiting_;                      // opened, to be returned

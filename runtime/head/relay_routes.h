@@ -1,9 +1,9 @@
-// RelayRoutes: the head's end of the conversations that come through agents (docs/protocols/relays.md). To the
-// core a child is a node with a route like any other; here its messages are taken out of the frames of its
-// relay and opened, and those to it are sealed and put into such frames.
+// RelayRoutes: the head's end of the conversations that come through agents (docs/protocols/relays.md). To
+// the core a child is a node with a route like any other; here its messages are taken out of the frames of
+// its relay and opened, and those to it are sealed and put into such frames.
 //
-// Loop-owned, not thread-safe, never blocks. A child costs 1 KiB and, once, 50 us for the secret of its key; a
-// message of one 2 us more than one on a connection of its own costs after ZeroMQ; a message to many is
+// Loop-owned, not thread-safe, never blocks. A child costs 1 KiB and, once, 50 us for the secret of its key;
+// a message of one 2 us more than one on a connection of its own costs after ZeroMQ; a message to many is
 // encrypted once, and travels once a relay.
 #pragma once
 #include <functional>
@@ -45,8 +45,8 @@ class RelayRoutes {
   // Some batch has grown so much that it should leave before the turn is over.
   bool Crowded() const { return crowded_; }
   bool Waiting() const { return !batches_.empty(); }
-  // Hands each batch to `send` {route of the relay, the frame}, which is false where it is lost. Returns those
-  // with which there is no conversation any more, because of that.
+  // Hands each batch to `send` {route of the relay, the frame}, which is false where it is lost. Returns
+  // those with which there is no conversation any more, because of that.
   std::vector<core::PeerGone> Flush(
       const std::function<bool(const std::string&, const core::RelayedDown&)>& send);
 

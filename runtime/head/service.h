@@ -183,7 +183,7 @@ class HeadService {
     core::SharedMessage message;
     std::string bytes;
   };
-  std::optional<Packed> packed_;  // the one that was sent last in this turn
+  std::optional<Packed> packed_;            // the one that was sent last in this turn
   std::deque<core::HeadEvent> later_;       // found while doing effects
   std::vector<core::EmitEvent> recovered_;  // events of Recover, written once the files thread runs
   std::optional<std::string> stopping_;

@@ -97,7 +97,7 @@ class RelaysTest : public ::testing::Test {
   }
   void Flush() {
     for (const core::PeerGone& gone :
-         routes_->Flush([this](const std::string& route, const core::RelayedDown& frame) {
+         routes_->Flush([this](const std::string&route, const core::RelayedDown&frame) {
            frames_.push_back(frame);
            bodies_ += frame.bodies.size();
            for (auto& [name, carrier] : carriers_) {
@@ -407,9 +407,11 @@ TEST_F(RelaysTest, ManyWordsAreManyFrames) {
   };
   for (int i = 0; i < 40; ++i) {
     Say(children_[0], "small");
-    ASSERT_TRUE(children_[1].client
-                    ->Send(wire::Encode(core::ExchangePart{JobId("j"), {1}, 0, {{0, std::string(300'000, 'x')}}}))
-                    .ok());
+    ASSERT_TRUE(
+        children_[1]
+            .client
+            ->Send(wire::Encode(core::ExchangePart{JobId("j"), {1}, 0, {{0, std::string(300'000, 'x')}}}))
+            .ok());
   }
   Run();
   EXPECT_EQ(parts, 80u);

@@ -221,8 +221,7 @@ void HeadTalk::OnShutdown(const AgentShutdown& shutdown) {
 void HeadTalk::OnTick() {
   lease_.CheckLease();
   if (connected_ && !context_.welcomed() && context_.now() >= next_hello_) SayHello();
-  if (context_.welcomed() &&
-      context_.now() - *heard_at_ > SilenceMax()) {
+  if (context_.welcomed() && context_.now() - *heard_at_ > SilenceMax()) {
     GT_PROBE("agent.greets_again");
     context_.SetWelcomed(false);  // it forgot us, or the connection is dead and does not know it: greet again
     SayHello();

@@ -36,10 +36,10 @@ struct Node {
   bool keeps_seals = false;
   bool knows_fabric_order = false;
   bool knows_relays = false;
-  int relay_port = 0;       // where others go through it; 0: nowhere
-  std::string public_key;   // Z85, as it said
-  NodeId via;               // its newest route leads through that one; empty: it is a connection of its own
-  Instant said_at;          // itself: what a relay says of it does not count
+  int relay_port = 0;         // where others go through it; 0: nowhere
+  std::string public_key;     // Z85, as it said
+  NodeId via;                 // its newest route leads through that one; empty: it is a connection of its own
+  Instant said_at;            // itself: what a relay says of it does not count
   bool relay_failed = false;  // it could not listen
   Instant via_after;          // not moved before
   absl::Duration via_again;   // from its last return to the next move

@@ -22,7 +22,9 @@ std::string LabelOf(const Node& node, const char* name) {
   return it == node.record.labels.end() ? "" : it->second;
 }
 
-std::string RackOf(const Node& node) { return absl::StrCat(LabelOf(node, "zone"), "/", LabelOf(node, "rack")); }
+std::string RackOf(const Node& node) {
+  return absl::StrCat(LabelOf(node, "zone"), "/", LabelOf(node, "rack"));
+}
 
 std::string EndpointOf(const Node& node) {
   const std::string& address = node.record.address;
@@ -179,12 +181,13 @@ void Relays::Found(const std::vector<NodeId>& who, size_t own_relay_from, std::v
   const auto most = static_cast<size_t>(context_.config().relay_children);
   for (size_t begin = 0; begin < who.size(); begin += most + 1) {
     const size_t end = std::min(who.size(), begin + most + 1);
-    const auto relay = std::find_if(who.begin() + static_cast<ptrdiff_t>(begin),
-                                    who.begin() + static_cast<ptrdiff_t>(end),
-                                    [&](const NodeId& id) { return MayRelay(model_.nodes.at(id)); });
+    const auto relay =
+        std::find_if(who.begin() + static_cast<ptrdiff_t>(begin), who.begin() + static_cast<ptrdiff_t>(end),
+                     [&](const NodeId& id) { return MayRelay(model_.nodes.at(id)); });
     if (end - begin < own_relay_from || relay == who.begin() + static_cast<ptrdiff_t>(end)) {
-      if (left != nullptr) left->insert(left->end(), who.begin() + static_cast<ptrdiff_t>(begin),
-                                        who.begin() + static_cast<ptrdiff_t>(end));
+      if (left != nullptr)
+        left->insert(left->end(), who.begin() + static_cast<ptrdiff_t>(begin),
+                     who.begin() + static_cast<ptrdiff_t>(end));
       continue;
     }
     for (size_t i = begin; i < end; ++i) {

@@ -201,7 +201,8 @@ TEST_F(RelaysPolicyTest, ALostRelayIsReplacedAndNobodyElseIsLost) {
   EXPECT_EQ(Admitted(), (std::map<std::string, std::set<std::string>>{{"2", {"3"}}}));
 }
 
-// A head that starts anew learns from the hellos who goes through whom, and tells the relay whom it may admit.
+// A head that starts anew learns from the hellos who goes through whom, and tells the relay whom it may
+// admit.
 TEST_F(RelaysPolicyTest, ANewHeadTakesOverWhatIsThere) {
   JoinSix();
   Boot();

@@ -645,7 +645,7 @@ using Message =
                  CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
                  StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
                  AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply, GenerationDescribed,
-                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies, RanksLeft, PauseRanks, RelayedUp,
-                 RelayedDown, RelayReady, RelayFor, ConnectVia>;
+                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies, RanksLeft, PauseRanks,
+                 RelayedUp, RelayedDown, RelayReady, RelayFor, ConnectVia>;
 
 }  // namespace gtrain::core
