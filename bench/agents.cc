@@ -6,12 +6,9 @@
 //
 // Printed: latency of operations and of reads, CPU and memory of the head, how long until all agents are
 // back, and how many ranks the head ended or started again (must be 0).
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,7 +16,6 @@
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,12 +24,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "bench/harness.h"
+#include "bench/head_process.h"
 #include "job/spec/parse.h"
 #include "job/spec/print.h"
 #include "net/zmq/client.h"
@@ -41,8 +37,6 @@
 #include "runtime/control/cluster_dir.h"
 #include "runtime/core/agent/agent_core.h"
 #include "runtime/wire/codec.h"
-
-extern char** environ;
 
 namespace gtrain::bench {
 namespace {
@@ -57,93 +51,6 @@ constexpr absl::Duration kOperationEvery = absl::Milliseconds(5);  // 200 a seco
 constexpr absl::Duration kReadEvery = absl::Milliseconds(50);
 constexpr absl::Duration kPhaseDeadline = absl::Minutes(1);
 constexpr absl::Duration kTooSilent = absl::Seconds(8);  // a head calls 10 s dead
-
-// User and system time of all threads of this process so far.
-double OwnCpuSeconds() {
-  rusage used{};
-  getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(used.ru_utime) + seconds(used.ru_stime);
-}
-
-const RealClock& Clock() {
-  static const RealClock clock;
-  return clock;
-}
-
-// ---------------------------------------------------------------- the head's process
-
-class Head {
- public:
-  // Below the ephemeral ports: a client that looks for a dead head must not find itself there.
-  Head(std::string gtrain, std::string dir)
-      : gtrain_(std::move(gtrain)),
-        dir_(std::move(dir)),
-        listen_(absl::StrCat("127.0.0.1:", 20'000 + getpid() % 12'000)) {}
-
-  absl::Status Start() {
-    const std::string log = dir_ + "/head.log";
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-    std::vector<std::string> words = {gtrain_, "head",     "--dir",
-                                      dir_,    "--listen", listen_.empty() ? "127.0.0.1:0" : listen_};
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    unlink((dir_ + "/endpoint.json").c_str());
-    const int error = posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (error != 0) return ErrnoStatus(error, gtrain_);
-    const Instant deadline = Clock().Now() + kPhaseDeadline;
-    while (Clock().Now() < deadline) {
-      if (const auto endpoint = net::ReadEndpoint(dir_ + "/endpoint.json"); endpoint.ok()) {
-        listen_ = endpoint->endpoint;
-        return absl::OkStatus();
-      }
-      if (waitpid(pid_, nullptr, WNOHANG) == pid_) break;
-      usleep(2000);
-    }
-    return absl::UnavailableError(absl::StrCat("the head did not start; see ", log));
-  }
-
-  void Kill(int signal) {
-    if (pid_ <= 0) return;
-    kill(pid_, signal);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
-  const std::string& endpoint() const { return listen_; }
-
-  // User and system time of all its threads so far.
-  double CpuSeconds() const {
-    std::ifstream file(absl::StrCat("/proc/", pid_, "/stat"));
-    std::string text((std::istreambuf_iterator<char>(file)), {});
-    const std::vector<std::string> words =
-        absl::StrSplit(text.substr(text.rfind(')') + 1), ' ', absl::SkipEmpty());
-    if (words.size() < 13) return 0;
-    return (std::stod(words[11]) + std::stod(words[12])) / static_cast<double>(sysconf(_SC_CLK_TCK));
-  }
-  double MemoryMiB(const std::string& line) const {  // "VmRSS:", "VmHWM:"
-    std::ifstream file(absl::StrCat("/proc/", pid_, "/status"));
-    for (std::string word; file >> word;) {
-      double kib = 0;
-      if (word == line && file >> kib) return kib / 1024;
-    }
-    return 0;
-  }
-
- private:
-  const std::string gtrain_, dir_;
-  std::string listen_;
-  pid_t pid_ = -1;
-};
 
 // ---------------------------------------------------------------- one agent
 
@@ -218,7 +125,7 @@ class SimulatedAgent {
   }
 
   void Sent() {
-    const Instant now = Clock().Now();
+    const Instant now = BenchClock().Now();
     if (welcomed_ && sent_at_)
       counters_->longest_silence = std::max(counters_->longest_silence, now - *sent_at_);
     sent_at_ = now;
@@ -275,7 +182,7 @@ class LoadClient {
     core::ClientRequest request{net::RandomHex(16), absl::Seconds(60), std::move(body)};
     const std::string bytes = wire::Encode(request);
     if (!client_->Send(bytes).ok()) return false;
-    open_[request.id] = {Clock().Now(), latencies, std::move(then)};
+    open_[request.id] = {BenchClock().Now(), latencies, std::move(then)};
     return true;
   }
 
@@ -287,7 +194,7 @@ class LoadClient {
       const auto it = reply == nullptr ? open_.end() : open_.find(reply->id);
       if (it == open_.end()) continue;
       if (it->second.latencies != nullptr) {
-        it->second.latencies->push_back(absl::ToDoubleMilliseconds(Clock().Now() - it->second.sent));
+        it->second.latencies->push_back(absl::ToDoubleMilliseconds(BenchClock().Now() - it->second.sent));
       }
       if (!reply->ok && errors_++ == 0) std::fprintf(stderr, "bench_agents: %s\n", reply->error.c_str());
       const auto then = std::move(it->second.then);
@@ -370,7 +277,7 @@ class AgentsBench {
   }
 
   absl::Status Connect() {
-    const Instant start = Clock().Now();
+    const Instant start = BenchClock().Now();
     context_ = net::MakeClientContext(count_ + 1);
     epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
     net::ClientOptions options;
@@ -390,7 +297,7 @@ class AgentsBench {
       Turn(absl::ZeroDuration());
     }
     GT_RETURN_IF_ERROR(Until("the agents to be welcomed", [&] { return counters_.welcomed == count_; }));
-    Add("all agents welcomed, first start", "s", {absl::ToDoubleSeconds(Clock().Now() - start)});
+    Add("all agents welcomed, first start", "s", {absl::ToDoubleSeconds(BenchClock().Now() - start)});
     return absl::OkStatus();
   }
 
@@ -398,7 +305,7 @@ class AgentsBench {
   absl::Status Fill() {
     if (count_ % kNodesEach != 0)
       return absl::InternalError(absl::StrCat(count_, " nodes are not whole jobs of ", kNodesEach));
-    const Instant start = Clock().Now();
+    const Instant start = BenchClock().Now();
     int submitted = 0;
     GT_RETURN_IF_ERROR(Until("20,000 ranks to start", [&] {
       while (submitted < count_ && client_->open() < 100) {
@@ -407,7 +314,7 @@ class AgentsBench {
       }
       return counters_.started >= int64_t{kRanksEach} * count_ && client_->open() == 0;
     }));
-    Add("all ranks started", "s", {absl::ToDoubleSeconds(Clock().Now() - start)});
+    Add("all ranks started", "s", {absl::ToDoubleSeconds(BenchClock().Now() - start)});
     return absl::OkStatus();
   }
 
@@ -439,19 +346,19 @@ class AgentsBench {
 
   absl::Status Load() {
     const absl::Duration length = absl::Seconds(options_.quick ? 8 : 30);
-    const Instant start = Clock().Now();
+    const Instant start = BenchClock().Now();
     Instant next_operation = start, next_read = start;
     const double cpu = head_->CpuSeconds(), own_cpu = OwnCpuSeconds();
     const int64_t heartbeats = counters_.heartbeats;
     operations_ = 0;
-    while (Clock().Now() < start + length) {
-      for (; next_operation <= Clock().Now(); next_operation = next_operation + kOperationEvery) Operate();
-      for (; next_read <= Clock().Now(); next_read = next_read + kReadEvery) {
+    while (BenchClock().Now() < start + length) {
+      for (; next_operation <= BenchClock().Now(); next_operation = next_operation + kOperationEvery) Operate();
+      for (; next_read <= BenchClock().Now(); next_read = next_read + kReadEvery) {
         (void)client_->Send(core::ClientStatus{JobId("holds-1")}, &reads_);
       }
       Turn(absl::Milliseconds(2));
     }
-    const double seconds = absl::ToDoubleSeconds(Clock().Now() - start);
+    const double seconds = absl::ToDoubleSeconds(BenchClock().Now() - start);
     Add("durable operations", "1/s", {static_cast<double>(writes_.size()) / seconds});
     Add("heartbeats", "1/s", {static_cast<double>(counters_.heartbeats - heartbeats) / seconds});
     Add("durable operation p50", "ms", {Series{writes_}.Median()});
@@ -471,21 +378,21 @@ class AgentsBench {
 
   absl::Status KillHead() {
     const double before = head_->MemoryMiB("VmHWM:");  // each head counts its own
-    const Instant start = Clock().Now();
+    const Instant start = BenchClock().Now();
     head_->Kill(SIGKILL);
     GT_RETURN_IF_ERROR(head_->Start());
-    Add("head serves again after SIGKILL", "s", {absl::ToDoubleSeconds(Clock().Now() - start)});
+    Add("head serves again after SIGKILL", "s", {absl::ToDoubleSeconds(BenchClock().Now() - start)});
     // A death is seen as a loss of its connection first, so who is welcomed now was welcomed by the new head.
     GT_RETURN_IF_ERROR(Until("the agents to notice", [&] { return counters_.welcomed < count_; }));
     GT_RETURN_IF_ERROR(
         Until("half of the agents to be back", [&] { return 2 * counters_.welcomed >= count_; }));
-    Add("half of the agents back after SIGKILL", "s", {absl::ToDoubleSeconds(Clock().Now() - start)});
+    Add("half of the agents back after SIGKILL", "s", {absl::ToDoubleSeconds(BenchClock().Now() - start)});
     GT_RETURN_IF_ERROR(Until("the agents to be back", [&] { return counters_.welcomed == count_; }));
-    Add("all agents back after SIGKILL", "s", {absl::ToDoubleSeconds(Clock().Now() - start)});
+    Add("all agents back after SIGKILL", "s", {absl::ToDoubleSeconds(BenchClock().Now() - start)});
     // Whatever the new head got wrong would show within the time it takes to call a silent node dead: 20 s
     // for a head that has just been started.
     const Instant settled = start + absl::Seconds(options_.quick ? 25 : 35);
-    GT_RETURN_IF_ERROR(Until("the head to settle", [&] { return Clock().Now() >= settled; }));
+    GT_RETURN_IF_ERROR(Until("the head to settle", [&] { return BenchClock().Now() >= settled; }));
     // This counts from the first agent on: no rank that was started once is ever ended or started again here.
     const int64_t wrong = counters_.ended + counters_.started - int64_t{kRanksEach} * count_;
     Add("ranks ended or started again", "", {static_cast<double>(wrong)});
@@ -511,7 +418,7 @@ class AgentsBench {
     epoll_event events[512];
     const int ready =
         epoll_wait(epoll_.get(), events, 512, static_cast<int>(absl::ToInt64Milliseconds(wait)));
-    const Instant now = Clock().Now();
+    const Instant now = BenchClock().Now();
     for (int i = 0; i < ready; ++i) {
       const size_t number = events[i].data.u32;
       number < agents_.size() ? agents_[number]->Turn(now) : client_->Receive();
@@ -524,9 +431,9 @@ class AgentsBench {
   }
 
   absl::Status Until(const char* what, const std::function<bool()>& done) {
-    const Instant deadline = Clock().Now() + kPhaseDeadline;
+    const Instant deadline = BenchClock().Now() + kPhaseDeadline;
     while (!done()) {
-      if (Clock().Now() > deadline) {
+      if (BenchClock().Now() > deadline) {
         return absl::DeadlineExceededError(
             absl::StrCat("waited a minute for ", what, ": ", counters_.welcomed, " welcomed, ",
                          counters_.started, " ranks started, ", client_->open(), " operations open"));
@@ -548,7 +455,7 @@ class AgentsBench {
   std::string home_;
   net::ClusterFiles files_;
   std::vector<net::KeyPair> keys_;
-  std::optional<Head> head_;
+  std::optional<HeadProcess> head_;
   std::shared_ptr<void> context_;
   UniqueFd epoll_;
   Counters counters_;

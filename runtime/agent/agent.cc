@@ -769,7 +769,10 @@ void Agent::Step(const core::AgentEvent& event) {
 
 void Agent::Do(core::ToHead& effect) {
   if (transport_ == nullptr) return;
-  const absl::Status sent = transport_->Send(wire::Encode(effect.message));
+  const auto* beat = std::get_if<core::AgentHeartbeat>(&effect.message);
+  const bool waits = relayed_ != nullptr && beat != nullptr && beat->changed.empty();
+  const std::string bytes = wire::Encode(effect.message);
+  const absl::Status sent = waits ? relayed_->SendLater(bytes) : transport_->Send(bytes);
   if (sent.ok()) return;
   LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
   // One that is too long would be so again, and behind a connection that is lost all is told anew anyway.

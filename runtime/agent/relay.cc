@@ -1,5 +1,6 @@
 #include "runtime/agent/relay.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,8 +9,8 @@
 namespace gtrain::agent {
 namespace {
 
-// A child beats ten times before it counts as dead; this adds a quarter of an interval to its silence.
-constexpr absl::Duration kBeatEvery = absl::Milliseconds(250);
+// A child beats ten times before it counts as dead; this adds half an interval to its silence.
+constexpr absl::Duration kBeatEvery = absl::Milliseconds(500);
 constexpr size_t kFrameBytes = 1 << 20;  // then the next one is begun
 constexpr size_t kFrameParts = 1'000;
 constexpr int kMessagesATurn = 5'000;
@@ -31,6 +32,8 @@ void Relay::Tell(const NodeId& node, const Child& child, core::RelayStage stage)
 
 void Relay::PassOn(core::RelayedUp up) {
   const size_t bytes = BytesOf(up);
+  hurry_ =
+      hurry_ || std::any_of(up.parts.begin(), up.parts.end(), [](const auto& part) { return !part.waits; });
   if (out_.empty() || out_bytes_ + bytes > kFrameBytes || out_.back().parts.size() >= kFrameParts) {
     out_.push_back(std::move(up));
     out_bytes_ = bytes;
@@ -66,13 +69,20 @@ std::vector<core::RelayedUp> Relay::Turn(Instant now) {
     if (!received) break;
     Hear(*received, now);
   }
-  if (!heard_.empty() && now >= next_beat_) {
+  const bool beat = now >= next_beat_ && (!heard_.empty() || !out_.empty());
+  if (!beat && !hurry_) return {};
+  if (beat) {
     next_beat_ = now + kBeatEvery;
-    out_.push_back({{}, std::exchange(heard_, {})});
-    out_bytes_ = kFrameBytes;  // nothing is added to it
+    if (out_.empty()) out_.emplace_back();
+    out_.back().heard = std::exchange(heard_, {});
     for (auto& [node, child] : children_) child.heard = false;
   }
+  hurry_ = false;
   return std::exchange(out_, {});
+}
+
+std::optional<Instant> Relay::NextDeadline() const {
+  return heard_.empty() && out_.empty() ? std::nullopt : std::optional(next_beat_);
 }
 
 void Relay::OnDown(const core::RelayedDown& down) {
@@ -97,6 +107,7 @@ void Relay::SetHead(bool there) {
   head_ = there;
   heard_.clear();
   out_.clear();
+  hurry_ = false;
   for (auto& [node, child] : children_) {
     child.number = 0;
     child.heard = false;

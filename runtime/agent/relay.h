@@ -26,7 +26,7 @@ class Relay {
   // Reads what children say. Returns the messages for the head, and none while there is no head.
   std::vector<core::RelayedUp> Turn(Instant now);
   // When Turn has something to say though nobody speaks.
-  std::optional<Instant> NextDeadline() const { return heard_.empty() ? std::nullopt : next_beat_; }
+  std::optional<Instant> NextDeadline() const;
   void OnDown(const core::RelayedDown& down);
   // Whether the relay itself has a connection to the head. Each new one begins with `true` after `false`.
   void SetHead(bool there);
@@ -49,6 +49,7 @@ class Relay {
   bool head_ = false;
   std::vector<core::RelayedUp> out_;
   size_t out_bytes_ = 0;  // of the last of out_
+  bool hurry_ = false;    // some of it does not wait for the next beats
   std::vector<uint32_t> heard_;
   Instant next_beat_;
 };

@@ -20,16 +20,16 @@ RelayedClient::RelayedClient(std::unique_ptr<port::ClientTransport> link, NodeId
       patience_(kRelayPatience * (1 + jitter / 3)),
       down_since_(clock_->Now()) {}
 
-absl::Status RelayedClient::Say(core::RelayStage stage, std::string bytes) {
+absl::Status RelayedClient::SendPart(core::RelayPart part) {
   core::RelayedUp up;
-  up.parts.push_back({self_, stage, std::move(bytes)});
+  up.parts.push_back(std::move(part));
   return link_->Send(wire::Encode(up));
 }
 
 void RelayedClient::Open() {
   half_ = net::NewSessionHalf();
   open_again_ = clock_->Now() + kOpenAgain;
-  (void)Say(core::RelayStage::kOpen, half_);
+  (void)SendPart({self_, core::RelayStage::kOpen, half_});
 }
 
 void RelayedClient::Close() {
@@ -56,11 +56,12 @@ void RelayedClient::Renew() {
   if (linked_) Open();
 }
 
-absl::Status RelayedClient::Send(absl::string_view payload) {
+absl::Status RelayedClient::Say(absl::string_view payload, bool waits) {
   if (!session_) return absl::UnavailableError("no conversation with the head through the relay");
   if (payload.size() + 1024 > static_cast<size_t>(port::kToServerBytesMax))
     return absl::InvalidArgumentError("too long for a relay");
-  const absl::Status sent = Say(core::RelayStage::kSealed, session_->Seal(payload));
+  const absl::Status sent =
+      SendPart({self_, core::RelayStage::kSealed, session_->Seal(payload), 0, 0, waits});
   if (!sent.ok()) {  // the next one would not open
     Close();
     open_again_ = clock_->Now();

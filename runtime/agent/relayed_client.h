@@ -27,10 +27,13 @@ class RelayedClient final : public port::ClientTransport {
   RelayedClient(std::unique_ptr<port::ClientTransport> link, NodeId self, std::string secret,
                 std::shared_ptr<const Clock> clock, double jitter);
 
-  absl::Status Send(absl::string_view payload) override;
+  absl::Status Send(absl::string_view payload) override { return Say(payload, false); }
   std::optional<std::string> Receive() override;
   bool Connected() const override;
   int PollFd() const override { return link_->PollFd(); }
+
+  // For what may wait for some tenths of a second: it costs the head less.
+  absl::Status SendLater(absl::string_view payload) { return Say(payload, true); }
 
   // Looks after the session: at least every 100 ms while it is not connected, else each second.
   void Turn();
@@ -45,7 +48,8 @@ class RelayedClient final : public port::ClientTransport {
   void Open();
   void Close();
   void OnPart(const core::RelayedDown& down, const core::RelayPart& part);
-  absl::Status Say(core::RelayStage stage, std::string bytes);
+  absl::Status Say(absl::string_view payload, bool waits);
+  absl::Status SendPart(core::RelayPart part);
 
   const std::unique_ptr<port::ClientTransport> link_;
   const NodeId self_;

@@ -409,6 +409,7 @@ struct RelayPart {
   bytes @2 :Data;
   number @3 :UInt32;
   body @4 :UInt32;
+  waits @5 :Bool;
 }
 struct RelayedUp { parts @0 :List(RelayPart); heard @1 :List(UInt32); }
 struct RelayedDown { bodies @0 :List(Data); parts @1 :List(RelayPart); }

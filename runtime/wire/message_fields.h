@@ -358,6 +358,7 @@ GT_FIELDS(core::RelayPart) {
   GT_BYTES(bytes, Bytes, kBulkBytesMax);
   GT_PLAIN(number, Number);
   GT_PLAIN(body, Body);
+  GT_PLAIN(waits, Waits);
 }
 GT_FIELDS(core::RelayedUp) {
   GT_LIST(parts, Parts, kRelayPartsMax);

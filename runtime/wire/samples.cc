@@ -178,7 +178,7 @@ std::vector<core::Message> SampleMessages() {
       core::KeepCopies{kEpoch, kJob, "memory", "0a1b"},
       core::RanksLeft{kEpoch, kJob, kGeneration, {1, 3}},
       core::PauseRanks{kEpoch, kJob, kGeneration},
-      core::RelayedUp{{{NodeId("n1"), core::RelayStage::kOpen, "0123"}}, {7, 4'000'000'000}},
+      core::RelayedUp{{{NodeId("n1"), core::RelayStage::kSealed, "0123", 0, 0, true}}, {7, 4'000'000'000}},
       core::RelayedDown{{"body"}, {{NodeId("n1"), core::RelayStage::kShared, "0123", 7, 0}}},
       core::RelayReady{4711, "the port is in use"},
       core::RelayFor{kEpoch, {{NodeId("n1"), std::string(40, 'k')}}},

@@ -19,7 +19,7 @@ constexpr absl::Duration kHelloEvery = absl::Seconds(2);
 constexpr absl::Duration kRepeatEvery = absl::Seconds(5);
 constexpr size_t kHeartbeatsUnanswered = 1000;
 // Through a relay a heartbeat goes to the head itself when it has something to say, and after this many
-// intervals: the head answers those alone, and they alone extend the lease.
+// intervals or a quarter of the lease: the head answers those alone, and they alone extend the lease.
 constexpr int kRelayedEvery = 10;
 
 }  // namespace
@@ -237,9 +237,14 @@ void HeadTalk::OnTick() {
   }
 }
 
+absl::Duration HeadTalk::OwnWordEvery() const {
+  const absl::Duration often = kRelayedEvery * heartbeat_interval_;
+  return lease_.length() > absl::ZeroDuration() ? std::min(often, lease_.length() / 4) : often;
+}
+
 absl::Duration HeadTalk::SilenceMax() const {
   const absl::Duration direct = std::max(10 * heartbeat_interval_, absl::Seconds(10));
-  return relayed_ ? std::max(direct, 3 * kRelayedEvery * heartbeat_interval_) : direct;
+  return relayed_ ? std::max(direct, 3 * OwnWordEvery()) : direct;
 }
 
 void HeadTalk::Heartbeat() {
@@ -260,7 +265,7 @@ void HeadTalk::Heartbeat() {
     return context_.Do(Beat{});
   }
   if (relayed_) context_.Do(Beat{});  // the relay hears nothing of what is sealed
-  next_own_word_ = context_.now() + kRelayedEvery * heartbeat_interval_;
+  next_own_word_ = context_.now() + OwnWordEvery();
   beat.sequence = ++heartbeat_sequence_;
   beat.free_ports = told_ports_ = free_ports_;
   heartbeats_sent_.emplace_back(beat.sequence, context_.now());

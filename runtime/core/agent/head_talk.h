@@ -51,6 +51,7 @@ class HeadTalk {
   void SayHello();
   void Describe();
   void Heartbeat();
+  absl::Duration OwnWordEvery() const;
   absl::Duration SilenceMax() const;
   void RepeatRecords();
   void RepeatUnacknowledged();

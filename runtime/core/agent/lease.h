@@ -20,6 +20,7 @@ class Lease {
   // `sent` is when the agent sent what the head has answered now. The head counts from when it heard that,
   // which is later.
   void ExtendLease(Instant sent);
+  absl::Duration length() const { return fence_after_; }
   void TellLease(const JobId& job);
   void CheckLease();
 

@@ -420,6 +420,7 @@ struct RelayPart {
   std::string bytes;
   uint32_t number = 0;  // kAnswer: of the session, as RelayedUp::heard counts them
   uint32_t body = 0;    // kShared: index in RelayedDown::bodies
+  bool waits = false;   // child, to its relay: it may wait for the next beats, in its order
   bool operator==(const RelayPart&) const = default;
 };
 
