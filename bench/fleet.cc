@@ -164,7 +164,7 @@ void Fleet::OnGrant(Connection& connection, Agent& agent, const Grant& grant) {
   if (place == grant.ranks.end()) return;
   agent.ranks[grant.job] = {grant.generation, place->second};
   ++counters_.started;
-  if (grant.job == watched_) ++counters_.starts[grant.generation.value];
+  ++counters_.starts[{grant.job, grant.generation}];
   core::RanksStarted started{grant.job, grant.generation, {}};
   started.ranks.push_back({.job = grant.job, .generation = grant.generation, .rank = place->second, .pid = 1,
                            .state = core::RankState::kRunning});
@@ -289,13 +289,13 @@ void Fleet::Turn(absl::Duration wait) {
 
 // ---------------------------------------------------------------- what happens to them
 
-absl::Status Fleet::KillRankOf(int number) {
+absl::Status Fleet::LoseRankOf(int number) {
   Agent& agent = agents_[static_cast<size_t>(number)];
   const auto rank = agent.ranks.find(watched_);
   if (rank == agent.ranks.end()) return absl::NotFoundError(absl::StrCat("node-", number, " has no rank of it"));
   core::RankExit exit{.job = watched_, .generation = rank->second.first, .rank = rank->second.second};
-  exit.cause = core::ExitCause::kSignal;
-  exit.signal = 9;
+  exit.cause = core::ExitCause::kLost;
+  exit.message = "the keeper died";
   agent.ranks.erase(rank);
   Connection& connection = ConnectionOf(static_cast<size_t>(number));
   Say(connection, agent, core::RankExited{exit});

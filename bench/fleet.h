@@ -44,7 +44,7 @@ struct FleetCounters {
   int64_t revoked = 0;  // generations, once each agent
   int64_t sent = 0, received = 0;  // bytes of the head's connections, without ZeroMQ's and TCP's own
   Instant last_part;    // of an entry barrier left
-  std::map<uint64_t, int64_t> starts;  // by generation: agents of the watched job
+  std::map<std::pair<JobId, Generation>, int64_t> starts;  // ranks
 };
 
 class Fleet {
@@ -57,17 +57,19 @@ class Fleet {
   // Takes what has come, sends what is due; waits at most so long. Heartbeats are spread over each second.
   void Turn(absl::Duration wait);
 
-  FleetCounters& counters() { return counters_; }
+  const FleetCounters& counters() const { return counters_; }
   size_t size() const { return agents_.size(); }
-  // Counts the starts of this job by generation from now on.
-  void Watch(const std::string& job) {
-    watched_ = JobId(job);
-    counters_.starts.clear();
+  void Watch(const std::string& job) { watched_ = JobId(job); }
+  const JobId& watched() const { return watched_; }
+  // Ranks of this generation of the watched job that have started.
+  int64_t StartsOf(uint64_t generation) const {
+    const auto it = counters_.starts.find({watched_, Generation{generation}});
+    return it == counters_.starts.end() ? 0 : it->second;
   }
   // The agent of this number says nothing more.
   void Silence(int number) { agents_[static_cast<size_t>(number)].silent = true; }
-  // Its rank of the watched job ends with SIGKILL. NotFound: it has none.
-  absl::Status KillRankOf(int number);
+  // Its rank of the watched job is lost with its keeper. NotFound: it has none.
+  absl::Status LoseRankOf(int number);
   std::vector<int> AgentsOfWatched() const;
 
  private:

@@ -11,7 +11,7 @@
 namespace gtrain::net {
 namespace {
 
-constexpr size_t kKeyBytes = 32;
+constexpr size_t kSymmetricKeyBytes = 32;
 constexpr size_t kHashBytes = 32;
 constexpr size_t kTagBytes = crypto_aead_chacha20poly1305_ietf_ABYTES;
 constexpr absl::string_view kToHead = "gtrain relayed 1 to head", kToNode = "gtrain relayed 1 to node";
@@ -42,7 +42,7 @@ absl::StatusOr<std::string> PairSecret(const KeyPair& own, absl::string_view pee
   GT_CHECK(sodium_init() >= 0);
   if (!ValidKey(own.secret_key) || !ValidKey(peer_public_key))
     return absl::InvalidArgumentError("not a pair of keys");
-  std::array<uint8_t, kKeyBytes> secret, peer;
+  std::array<uint8_t, kSymmetricKeyBytes> secret, peer;
   zmq_z85_decode(secret.data(), own.secret_key.c_str());
   zmq_z85_decode(peer.data(), std::string(peer_public_key).c_str());
   std::string shared(crypto_box_BEFORENMBYTES, '\0');
@@ -61,7 +61,7 @@ std::string NewSessionHalf() {
 
 SealedSession::SealedSession(End end, absl::string_view secret, absl::string_view node_half,
                              absl::string_view head_half) {
-  GT_CHECK(secret.size() == kKeyBytes && node_half.size() == kSessionHalfBytes &&
+  GT_CHECK(secret.size() == kSymmetricKeyBytes && node_half.size() == kSessionHalfBytes &&
            head_half.size() == kSessionHalfBytes);
   const auto derive = [&](absl::string_view direction, Key& key) {
     const std::string text = absl::StrCat(node_half, head_half, direction);
@@ -92,7 +92,7 @@ absl::StatusOr<std::string> SealedSession::Open(absl::string_view sealed) {
 
 SharedBody SealShared(absl::string_view message) {
   GT_CHECK(sodium_init() >= 0);
-  std::string key(kKeyBytes, '\0');
+  std::string key(kSymmetricKeyBytes, '\0');
   randombytes_buf(key.data(), key.size());
   SharedBody body{std::string(message.size() + kTagBytes, '\0'), ""};
   crypto_aead_chacha20poly1305_ietf_encrypt(Bytes(body.bytes), nullptr, Bytes(message), message.size(),
@@ -102,10 +102,10 @@ SharedBody SealShared(absl::string_view message) {
 }
 
 absl::StatusOr<std::string> OpenShared(absl::string_view bytes, absl::string_view key) {
-  if (key.size() != kKeyBytes + kHashBytes || bytes.size() < kTagBytes)
+  if (key.size() != kSymmetricKeyBytes + kHashBytes || bytes.size() < kTagBytes)
     return absl::DataLossError("no key of a shared message");
   // Who has the key could make other bytes that open: others that the message is for, a relay among them.
-  if (Hash(bytes) != key.substr(kKeyBytes)) return absl::DataLossError("a shared message was changed");
+  if (Hash(bytes) != key.substr(kSymmetricKeyBytes)) return absl::DataLossError("a shared message was changed");
   std::string message(bytes.size() - kTagBytes, '\0');
   if (crypto_aead_chacha20poly1305_ietf_decrypt(Bytes(message), nullptr, nullptr, Bytes(bytes), bytes.size(),
                                                 nullptr, 0, NonceOf(0).data(), Bytes(key)) != 0) {

@@ -13,7 +13,7 @@ namespace {
 constexpr absl::Duration kBeatEvery = absl::Milliseconds(500);
 constexpr size_t kFrameBytes = 1 << 20;  // then the next one is begun
 constexpr size_t kFrameParts = 1'000;
-constexpr int kMessagesATurn = 5'000;
+constexpr int kChildMessagesATurn = 5'000;
 constexpr size_t kChildrenMax = 4'096;
 
 size_t BytesOf(const core::RelayedUp& up) {
@@ -64,7 +64,7 @@ void Relay::Hear(const port::Received& received, Instant now) {
 }
 
 std::vector<core::RelayedUp> Relay::Turn(Instant now) {
-  for (int i = 0; i < kMessagesATurn; ++i) {
+  for (int i = 0; i < kChildMessagesATurn; ++i) {
     const std::optional<port::Received> received = transport_->Receive();
     if (!received) break;
     Hear(*received, now);

@@ -216,6 +216,17 @@ void Relays::Tell(Instant now) {
   }
 }
 
+// The relays with room, by rack.
+std::map<std::string, std::vector<NodeId>> Relays::WithRoom() const {
+  std::map<std::string, std::vector<NodeId>> open;
+  for (const auto& [id, relay] : relays_) {
+    const auto node = model_.nodes.find(id);
+    if (node != model_.nodes.end() && MayRelay(node->second) && Room(id) > 0)
+      open[RackOf(node->second)].push_back(id);
+  }
+  return open;
+}
+
 // A child needs some seconds to notice that its relay is gone, and to come back.
 bool Relays::Patient() const { return context_.config().dead_after >= absl::Seconds(8); }
 
@@ -230,23 +241,18 @@ void Relays::Plan(Instant now) {
     std::vector<NodeId> left;
     std::map<std::string, std::vector<NodeId>> racks;
     for (NodeId& id : WhoMoves(now)) racks[RackOf(model_.nodes.at(id))].push_back(std::move(id));
-    std::map<std::string, std::vector<NodeId>> open;  // relays with room, by rack
-    for (const auto& [id, relay] : relays_) {
-      const auto node = model_.nodes.find(id);
-      if (node != model_.nodes.end() && MayRelay(node->second) && Room(id) > 0)
-        open[RackOf(node->second)].push_back(id);
-    }
     const auto unplaced = [&](const std::vector<NodeId>& who) {
       std::vector<NodeId> rest;
       std::copy_if(who.begin(), who.end(), std::back_inserter(rest),
                    [&](const NodeId& id) { return !children_.contains(id) && !relays_.contains(id); });
       return rest;
     };
+    const std::map<std::string, std::vector<NodeId>> open = WithRoom();
     for (const auto& [rack, who] : racks) {
       if (const auto own = open.find(rack); own != open.end()) Assign(who, own->second);
       Found(unplaced(who), kOwnRelayFrom, &left);
     }
-    for (const auto& [rack, relays] : open) Assign(unplaced(left), relays);
+    for (const auto& [rack, relays] : WithRoom()) Assign(unplaced(left), relays);
     Found(unplaced(left), 2, nullptr);
   }
   Tell(now);

@@ -51,6 +51,7 @@ class Relays {
   void Unassign(const NodeId& child);
   void Send(Node& child, const Node& relay, Instant now);
   void Tell(Instant now);
+  std::map<std::string, std::vector<NodeId>> WithRoom() const;
   size_t Room(const NodeId& relay) const;
   void Soon(Instant when);
 
