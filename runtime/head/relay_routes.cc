@@ -10,7 +10,8 @@ namespace gtrain::head {
 namespace {
 
 constexpr absl::string_view kRoutePrefix = "relayed/";  // no connection's route begins so (net/zmq/server.cc)
-constexpr size_t kCrowdedBytes = 1 << 20;
+constexpr size_t kFrameBytes = 2 << 20;  // then the next one is begun; a single message may be longer
+constexpr size_t kFrameParts = 2'000;
 // Shorter ones are sealed for each reader: the key of a shared one alone has 64 bytes.
 constexpr size_t kSharedFrom = 1 << 10;
 
@@ -61,12 +62,21 @@ void RelayRoutes::Drop(const NodeId& node, bool current, std::vector<core::PeerG
   sessions.erase(it);
 }
 
+// With room for so many bytes more.
+RelayRoutes::Frame& RelayRoutes::FrameFor(const std::string& relay_route, size_t bytes) {
+  std::vector<Frame>& frames = frames_[relay_route];
+  const bool full = !frames.empty() && (frames.back().bytes + bytes > kFrameBytes ||
+                                        frames.back().parts.size() >= kFrameParts);
+  if (frames.empty() || (full && !frames.back().parts.empty())) frames.emplace_back();
+  return frames.back();
+}
+
 void RelayRoutes::Put(const std::string& relay_route, core::RelayPart part) {
-  Batch& batch = batches_[relay_route];
-  batch.bytes += part.bytes.size() + part.node.value.size() + 32;
-  crowded_ = crowded_ || batch.bytes > kCrowdedBytes;
-  batch.frame.parts.push_back(std::move(part));
-  crowded_ = crowded_ || batch.frame.parts.size() >= 2'000;
+  const size_t bytes = part.bytes.size() + part.node.value.size() + 32;
+  Frame& frame = FrameFor(relay_route, bytes);
+  frame.bytes += bytes;
+  bytes_ += bytes;
+  frame.parts.push_back(std::move(part));
 }
 
 // It is not known yet who opens: the answer is worth something to the holder of the node's key alone, and a
@@ -138,28 +148,40 @@ void RelayRoutes::Send(absl::string_view route, const core::SharedMessage& messa
   if (bytes.size() < kSharedFrom) return Send(route, bytes);
   Session* session = Find(route);
   if (session == nullptr) return;
-  if (!shared_ || !shared_->message.Same(message)) {
-    shared_.emplace(Shared{message, net::SealShared(bytes)});
-    for (auto& [relay, batch] : batches_) batch.shared.reset();
+  if (shared_ == nullptr || !shared_->message.Same(message))
+    shared_ = std::make_shared<const Shared>(Shared{message, net::SealShared(bytes)});
+  core::RelayPart part{session->node, core::RelayStage::kShared, session->seal.Seal(shared_->body.key)};
+  const size_t more = part.bytes.size() + part.node.value.size() + 32;
+  std::vector<Frame>& frames = frames_[session->relay_route];
+  // What has the body already takes no room for it again, however long it is.
+  const bool there = !frames.empty() && !frames.back().bodies.empty() &&
+                     frames.back().bodies.back() == shared_ && frames.back().parts.size() < kFrameParts;
+  Frame& frame =
+      there ? frames.back() : FrameFor(session->relay_route, more + shared_->body.bytes.size());
+  if (!there) {
+    frame.bodies.push_back(shared_);
+    frame.bytes += shared_->body.bytes.size();
   }
-  Batch& batch = batches_[session->relay_route];
-  if (!batch.shared) {
-    batch.shared = static_cast<uint32_t>(batch.frame.bodies.size());
-    batch.frame.bodies.push_back(shared_->body.bytes);
-    batch.bytes += shared_->body.bytes.size();
-  }
-  const uint32_t body = *batch.shared;
-  Put(session->relay_route,
-      {session->node, core::RelayStage::kShared, session->seal.Seal(shared_->body.key), 0, body});
+  part.body = static_cast<uint32_t>(frame.bodies.size() - 1);
+  frame.bytes += more;
+  bytes_ += more;
+  frame.parts.push_back(std::move(part));
 }
 
 std::vector<core::PeerGone> RelayRoutes::Flush(
     const std::function<bool(const std::string&, const core::RelayedDown&)>& send) {
   std::vector<core::PeerGone> gone;
-  crowded_ = false;
+  bytes_ = 0;
   shared_.reset();
-  for (const auto& [relay_route, batch] : std::exchange(batches_, {})) {
-    if (send(relay_route, batch.frame)) continue;
+  for (auto& [relay_route, frames] : std::exchange(frames_, {})) {
+    bool sent = true;
+    for (Frame& frame : frames) {
+      core::RelayedDown down;
+      for (const auto& shared : frame.bodies) down.bodies.push_back(shared->body.bytes);
+      down.parts = std::move(frame.parts);
+      sent = sent && send(relay_route, down);
+    }
+    if (sent) continue;
     for (const bool current : {true, false}) {
       std::vector<NodeId> lost;
       for (const auto& [node, session] : current ? current_ : pending_) {

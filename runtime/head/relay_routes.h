@@ -42,10 +42,10 @@ class RelayRoutes {
   // `bytes`: `message` as it is sent.
   void Send(absl::string_view route, const core::SharedMessage& message, absl::string_view bytes);
 
-  // Some batch has grown so much that it should leave before the turn is over.
-  bool Crowded() const { return crowded_; }
-  bool Waiting() const { return !batches_.empty(); }
-  // Hands each batch to `send` {route of the relay, the frame}, which is false where it is lost. Returns
+  // So much waits that it should leave before the turn is over.
+  bool Crowded() const { return bytes_ > kWaitingMax; }
+  bool Waiting() const { return !frames_.empty(); }
+  // Hands each frame to `send` {route of the relay, the frame}, which is false where it is lost. Returns
   // those with which there is no conversation any more, because of that.
   std::vector<core::PeerGone> Flush(
       const std::function<bool(const std::string&, const core::RelayedDown&)>& send);
@@ -54,20 +54,21 @@ class RelayRoutes {
   uint64_t refused() const { return refused_; }  // parts that did not open, or of nodes that may not come
 
  private:
+  static constexpr size_t kWaitingMax = 8 << 20;
   struct Session {
     NodeId node;
     std::string relay_route;
     uint32_t number = 0;
     net::SealedSession seal;
   };
-  struct Batch {
-    core::RelayedDown frame;
-    size_t bytes = 0;
-    std::optional<uint32_t> shared;  // index in frame.bodies of shared_
-  };
-  struct Shared {  // the one that was sent last
+  struct Shared {  // a message to many, sealed once
     core::SharedMessage message;
     net::SharedBody body;
+  };
+  struct Frame {
+    std::vector<core::RelayPart> parts;
+    std::vector<std::shared_ptr<const Shared>> bodies;  // held once for all frames: a grant may have megabytes
+    size_t bytes = 0;
   };
 
   static std::string RouteOf(const Session& session);
@@ -76,6 +77,7 @@ class RelayRoutes {
   void Open(const port::Received& from, const core::RelayPart& part, Instant now);
   void OnSealed(const port::Received& from, const core::RelayPart& part, Instant now, Arrived& arrived);
   void Drop(const NodeId& node, bool current, std::vector<core::PeerGone>* gone);
+  Frame& FrameFor(const std::string& relay_route, size_t bytes);
   void Put(const std::string& relay_route, core::RelayPart part);
   const std::string* SecretOf(const NodeId& node);
 
@@ -88,11 +90,11 @@ class RelayRoutes {
     std::string public_key, secret;
   };
   absl::flat_hash_map<std::string, Secret> secrets_;
-  absl::flat_hash_map<std::string, Batch> batches_;  // by route of the relay
-  std::optional<Shared> shared_;
+  absl::flat_hash_map<std::string, std::vector<Frame>> frames_;  // by route of the relay, in their order
+  size_t bytes_ = 0;                                             // of their parts
+  std::shared_ptr<const Shared> shared_;                         // the last one
   uint32_t last_number_ = 0;
   uint64_t refused_ = 0;
-  bool crowded_ = false;
 };
 
 }  // namespace gtrain::head
