@@ -352,7 +352,8 @@ class AgentsBench {
     const int64_t heartbeats = counters_.heartbeats;
     operations_ = 0;
     while (BenchClock().Now() < start + length) {
-      for (; next_operation <= BenchClock().Now(); next_operation = next_operation + kOperationEvery) Operate();
+      for (; next_operation <= BenchClock().Now(); next_operation = next_operation + kOperationEvery)
+        Operate();
       for (; next_read <= BenchClock().Now(); next_read = next_read + kReadEvery) {
         (void)client_->Send(core::ClientStatus{JobId("holds-1")}, &reads_);
       }

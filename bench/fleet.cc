@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "bench/head_process.h"
 #include "runtime/wire/codec.h"
+#include "runtime/wire/packed.h"
 
 namespace gtrain::bench {
 namespace {
@@ -94,7 +95,10 @@ core::AgentHello Fleet::HelloOf(Agent& agent) const {
   hello.keeps_seals = false;
   for (const auto& [job, rank] : agent.ranks) {
     core::HeldGeneration held{.job = job, .generation = rank.first};
-    held.live.push_back({.job = job, .generation = rank.first, .rank = rank.second, .pid = 1,
+    held.live.push_back({.job = job,
+                         .generation = rank.first,
+                         .rank = rank.second,
+                         .pid = 1,
                          .state = core::RankState::kJoined});
     hello.held.push_back(std::move(held));
   }
@@ -146,7 +150,8 @@ void Fleet::Beat(size_t index, int64_t round) {
 void Fleet::Beats(Instant now) {
   const double passed = absl::ToDoubleSeconds(now - began_);
   const auto count = static_cast<int64_t>(agents_.size());
-  const auto due = static_cast<int64_t>(passed / absl::ToDoubleSeconds(kBeatsEvery) * static_cast<double>(count));
+  const auto due =
+      static_cast<int64_t>(passed / absl::ToDoubleSeconds(kBeatsEvery) * static_cast<double>(count));
   for (; beats_done_ < due; ++beats_done_)
     Beat(static_cast<size_t>(beats_done_ % count), beats_done_ / count);
   const auto relays = static_cast<int64_t>(connections_.size());
@@ -166,7 +171,10 @@ void Fleet::OnGrant(Connection& connection, Agent& agent, const Grant& grant) {
   ++counters_.started;
   ++counters_.starts[{grant.job, grant.generation}];
   core::RanksStarted started{grant.job, grant.generation, {}};
-  started.ranks.push_back({.job = grant.job, .generation = grant.generation, .rank = place->second, .pid = 1,
+  started.ranks.push_back({.job = grant.job,
+                           .generation = grant.generation,
+                           .rank = place->second,
+                           .pid = 1,
                            .state = core::RankState::kRunning});
   Say(connection, agent, started);
   Say(connection, agent,
@@ -204,10 +212,10 @@ void Fleet::OnShared(Connection& connection, Agent& agent, const core::RelayedDo
                      const std::string& key) {
   if (key != shared_key_) {
     const absl::StatusOr<std::string> opened =
-        body < down.bodies.size() ? net::OpenShared(down.bodies[body], key)
-                                  : absl::DataLossError("no body");
+        body < down.bodies.size() ? net::OpenShared(down.bodies[body], key) : absl::DataLossError("no body");
+    const absl::StatusOr<std::string> bytes = opened.ok() ? wire::Unpack(*opened) : opened;
     absl::StatusOr<core::Message> message =
-        opened.ok() ? wire::Decode(*opened, wire::Sender::kHead) : opened.status();
+        bytes.ok() ? wire::Decode(*bytes, wire::Sender::kHead) : bytes.status();
     if (!message.ok()) return Open(connection, agent);
     shared_key_ = key;
     shared_ = *std::move(message);
@@ -231,8 +239,7 @@ void Fleet::OnPart(Connection& connection, Agent& agent, const core::RelayedDown
   if (!agent.session) return;
   const absl::StatusOr<std::string> opened = agent.session->Open(part.bytes);
   if (!opened.ok()) return Open(connection, agent);
-  if (part.stage == core::RelayStage::kShared)
-    return OnShared(connection, agent, down, part.body, *opened);
+  if (part.stage == core::RelayStage::kShared) return OnShared(connection, agent, down, part.body, *opened);
   const absl::StatusOr<core::Message> message = wire::Decode(*opened, wire::Sender::kHead);
   if (message.ok()) OnMessage(connection, agent, *message);
 }
@@ -292,7 +299,8 @@ void Fleet::Turn(absl::Duration wait) {
 absl::Status Fleet::LoseRankOf(int number) {
   Agent& agent = agents_[static_cast<size_t>(number)];
   const auto rank = agent.ranks.find(watched_);
-  if (rank == agent.ranks.end()) return absl::NotFoundError(absl::StrCat("node-", number, " has no rank of it"));
+  if (rank == agent.ranks.end())
+    return absl::NotFoundError(absl::StrCat("node-", number, " has no rank of it"));
   core::RankExit exit{.job = watched_, .generation = rank->second.first, .rank = rank->second.second};
   exit.cause = core::ExitCause::kLost;
   exit.message = "the keeper died";

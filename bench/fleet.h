@@ -39,11 +39,11 @@ struct FleetPlan {
 struct FleetCounters {
   int welcomed = 0;
   int64_t beats = 0;
-  int64_t started = 0;  // ranks
-  int64_t tables = 0;   // agents that have the entry barrier's table
-  int64_t revoked = 0;  // generations, once each agent
+  int64_t started = 0;             // ranks
+  int64_t tables = 0;              // agents that have the entry barrier's table
+  int64_t revoked = 0;             // generations, once each agent
   int64_t sent = 0, received = 0;  // bytes of the head's connections, without ZeroMQ's and TCP's own
-  Instant last_part;    // of an entry barrier left
+  Instant last_part;               // of an entry barrier left
   std::map<std::pair<JobId, Generation>, int64_t> starts;  // ranks
 };
 

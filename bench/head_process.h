@@ -27,7 +27,7 @@ class HeadProcess {
 
   const std::string& endpoint() const { return listen_; }
   std::string log() const { return dir_ + "/head.log"; }
-  double CpuSeconds() const;                       // user and system time of all its threads so far
+  double CpuSeconds() const;                        // user and system time of all its threads so far
   double MemoryMiB(const std::string& line) const;  // "VmRSS:", "VmHWM:"
 
  private:

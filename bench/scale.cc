@@ -103,7 +103,8 @@ class Scale {
       GT_RETURN_IF_ERROR(Reform());
       GT_RETURN_IF_ERROR(SilentAgent());
     }
-    return KillHead();
+    GT_RETURN_IF_ERROR(KillHead());
+    return AllVanish();
   }
   const std::vector<Outcome>& outcomes() const { return outcomes_; }
 
@@ -251,8 +252,7 @@ class Scale {
     const double cpu = head_->CpuSeconds(), own = FleetCpu();
     const Instant start = BenchClock().Now();
     GT_RETURN_IF_ERROR(Submit(count_));
-    GT_RETURN_IF_ERROR(
-        Until("all ranks to start", [&] { return counters.started - started == count_; }));
+    GT_RETURN_IF_ERROR(Until("all ranks to start", [&] { return counters.started - started == count_; }));
     Add("submit to all ranks started", "s", absl::ToDoubleSeconds(BenchClock().Now() - start));
     GT_RETURN_IF_ERROR(Until("the entry barrier", [&] { return counters.tables - tables == count_; }));
     const Instant now = BenchClock().Now();
@@ -319,6 +319,26 @@ class Scale {
     return absl::OkStatus();
   }
 
+  // All agents vanish in one moment, with jobs: how long the head lets others wait meanwhile.
+  absl::Status AllVanish() {
+    if (fleet_) fleet_.reset();
+    for (const pid_t pid : players_) kill(pid, SIGKILL);
+    Series waits;
+    const double cpu = head_->CpuSeconds();
+    const Instant start = BenchClock().Now(), end = start + absl::Seconds(20);
+    while (BenchClock().Now() < end) {
+      const Instant asked = BenchClock().Now();
+      GT_RETURN_IF_ERROR(Ask(core::ClientTokens{}, [](const core::ClientReply&) {}));
+      waits.samples.push_back(absl::ToDoubleMilliseconds(BenchClock().Now() - asked));
+      usleep(20'000);
+    }
+    outcomes_.push_back({absl::StrCat(name_, ": all vanish: an answer of the head, worst of 20 s"), "ms", "",
+                         Series{{waits.Quantile(1)}}, {}});
+    Add("all vanish: CPU, of one core", "%",
+        100 * (head_->CpuSeconds() - cpu) / absl::ToDoubleSeconds(BenchClock().Now() - start));
+    return absl::OkStatus();
+  }
+
   void Turn() { fleet_ ? fleet_->Turn(absl::Milliseconds(2)) : (void)usleep(2'000); }
 
   absl::Status For(absl::Duration time) {
@@ -333,8 +353,8 @@ class Scale {
         if (played_[i].failed) return absl::ResourceExhaustedError("an agent process did not start");
       }
       if (BenchClock().Now() > deadline) {
-        return absl::DeadlineExceededError(absl::StrCat("waited a minute for ", what, ": ", Welcomed(),
-                                                        " of ", count_, " are welcomed"));
+        return absl::DeadlineExceededError(
+            absl::StrCat("waited a minute for ", what, ": ", Welcomed(), " of ", count_, " are welcomed"));
       }
       Turn();
     }
@@ -346,8 +366,8 @@ class Scale {
     std::fprintf(stderr, "%-70s %10.4g %s\n", outcomes_.back().name.c_str(), value, unit.c_str());
   }
   void AddCpu(const std::string& what, const std::string& unit, double head, double fleet) {
-    outcomes_.push_back({absl::StrCat(name_, ": ", what), unit, "the agents played here", Series{{head}},
-                         Series{{fleet}}});
+    outcomes_.push_back(
+        {absl::StrCat(name_, ": ", what), unit, "the agents played here", Series{{head}}, Series{{fleet}}});
     std::fprintf(stderr, "%-70s %10.4g %s (the agents played here: %.4g)\n", outcomes_.back().name.c_str(),
                  head, unit.c_str(), fleet);
   }
@@ -371,9 +391,9 @@ struct Part {
   int agents, children;
   bool jobs, quick;
 };
-constexpr Part kParts[] = {{"direct", 2'000, 0, false, true},        {"direct", 10'000, 0, false, false},
-                           {"relays", 256, kRadix, true, true},      {"relays", 2'048, kRadix, true, true},
-                           {"relays", 10'000, kRadix, true, false},  {"many", 100'000, kRadix, false, false}};
+constexpr Part kParts[] = {{"direct", 2'000, 0, false, true},      {"direct", 10'000, 0, false, false},
+                           {"relays", 256, kRadix, true, true},    {"relays", 2'048, kRadix, true, true},
+                           {"relays", 10'000, kRadix, true, true}, {"many", 100'000, kRadix, false, false}};
 
 int Main(const Options& options) {
   const char* agents = getenv("AGENTS_TMP");

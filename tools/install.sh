@@ -12,7 +12,7 @@ set -euo pipefail
 # group | what is lost without it ("" = nothing is built without it) | packages
 groups=(
   "build||cmake ninja-build g++ pkg-config git make"
-  "core||libabsl-dev libgtest-dev libgmock-dev libzmq3-dev libsodium-dev libcapnp-dev capnproto librocksdb-dev libhwloc-dev libyaml-cpp-dev libre2-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libssl-dev libmsgpack-cxx-dev"
+  "core||libabsl-dev libgtest-dev libgmock-dev libzmq3-dev libsodium-dev libzstd-dev libcapnp-dev capnproto librocksdb-dev libhwloc-dev libyaml-cpp-dev libre2-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libssl-dev libmsgpack-cxx-dev"
   "tests||python3 iproute2 procps util-linux mount e2fsprogs strace"
   "speed|slower builds|ccache lld"
   "lint|make check leaves out clang-format and clang-tidy, no make fuzz|clang clang-format clang-tidy"

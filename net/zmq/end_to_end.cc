@@ -105,7 +105,8 @@ absl::StatusOr<std::string> OpenShared(absl::string_view bytes, absl::string_vie
   if (key.size() != kSymmetricKeyBytes + kHashBytes || bytes.size() < kTagBytes)
     return absl::DataLossError("no key of a shared message");
   // Who has the key could make other bytes that open: others that the message is for, a relay among them.
-  if (Hash(bytes) != key.substr(kSymmetricKeyBytes)) return absl::DataLossError("a shared message was changed");
+  if (Hash(bytes) != key.substr(kSymmetricKeyBytes))
+    return absl::DataLossError("a shared message was changed");
   std::string message(bytes.size() - kTagBytes, '\0');
   if (crypto_aead_chacha20poly1305_ietf_decrypt(Bytes(message), nullptr, nullptr, Bytes(bytes), bytes.size(),
                                                 nullptr, 0, NonceOf(0).data(), Bytes(key)) != 0) {

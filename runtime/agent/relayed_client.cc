@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/wire/codec.h"
+#include "runtime/wire/packed.h"
 
 namespace gtrain::agent {
 namespace {
@@ -93,6 +94,7 @@ void RelayedClient::OnPart(const core::RelayedDown& down, const core::RelayPart&
       if (opened.ok() && part.stage == core::RelayStage::kShared) {
         opened = part.body < down.bodies.size() ? net::OpenShared(down.bodies[part.body], *opened)
                                                 : absl::DataLossError("a shared message without a body");
+        if (opened.ok()) opened = wire::Unpack(*opened);
       }
       if (opened.ok()) {
         waiting_ = *std::move(opened);

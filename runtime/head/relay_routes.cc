@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "runtime/wire/packed.h"
 
 namespace gtrain::head {
 namespace {
@@ -65,8 +66,8 @@ void RelayRoutes::Drop(const NodeId& node, bool current, std::vector<core::PeerG
 // With room for so many bytes more.
 RelayRoutes::Frame& RelayRoutes::FrameFor(const std::string& relay_route, size_t bytes) {
   std::vector<Frame>& frames = frames_[relay_route];
-  const bool full = !frames.empty() && (frames.back().bytes + bytes > kFrameBytes ||
-                                        frames.back().parts.size() >= kFrameParts);
+  const bool full = !frames.empty() &&
+                    (frames.back().bytes + bytes > kFrameBytes || frames.back().parts.size() >= kFrameParts);
   if (frames.empty() || (full && !frames.back().parts.empty())) frames.emplace_back();
   return frames.back();
 }
@@ -149,15 +150,14 @@ void RelayRoutes::Send(absl::string_view route, const core::SharedMessage& messa
   Session* session = Find(route);
   if (session == nullptr) return;
   if (shared_ == nullptr || !shared_->message.Same(message))
-    shared_ = std::make_shared<const Shared>(Shared{message, net::SealShared(bytes)});
+    shared_ = std::make_shared<const Shared>(Shared{message, net::SealShared(wire::Pack(bytes))});
   core::RelayPart part{session->node, core::RelayStage::kShared, session->seal.Seal(shared_->body.key)};
   const size_t more = part.bytes.size() + part.node.value.size() + 32;
   std::vector<Frame>& frames = frames_[session->relay_route];
   // What has the body already takes no room for it again, however long it is.
   const bool there = !frames.empty() && !frames.back().bodies.empty() &&
                      frames.back().bodies.back() == shared_ && frames.back().parts.size() < kFrameParts;
-  Frame& frame =
-      there ? frames.back() : FrameFor(session->relay_route, more + shared_->body.bytes.size());
+  Frame& frame = there ? frames.back() : FrameFor(session->relay_route, more + shared_->body.bytes.size());
   if (!there) {
     frame.bodies.push_back(shared_);
     frame.bytes += shared_->body.bytes.size();

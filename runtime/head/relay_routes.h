@@ -67,7 +67,8 @@ class RelayRoutes {
   };
   struct Frame {
     std::vector<core::RelayPart> parts;
-    std::vector<std::shared_ptr<const Shared>> bodies;  // held once for all frames: a grant may have megabytes
+    std::vector<std::shared_ptr<const Shared>>
+        bodies;  // held once for all frames: a grant may have megabytes
     size_t bytes = 0;
   };
 

@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/wire/packed.h"
 #include "runtime/wire/samples.h"
 
 namespace gtrain::wire {
@@ -164,6 +165,25 @@ TEST(Codec, TheIdOfARequestThatIsRefusedCanStillBeRead) {
   EXPECT_EQ(RequestIdOf(Encode(request)), "");
   EXPECT_EQ(RequestIdOf(Encode(core::AckExit{kEpoch, kJob, kGeneration, 1})), "");
   for (const size_t bytes : {0, 3, 16, 64}) EXPECT_EQ(RequestIdOf(std::string(bytes, '\xff')), "");
+}
+
+TEST(Packed, ComesBackEqualAndShorterAndNothingElseDoes) {
+  core::ExchangeTable table{kEpoch, kJob, kGeneration, 1, {}};
+  for (int rank = 0; rank < 1000; ++rank) table.blobs.push_back("10.0.0.1:20001 " + std::to_string(rank));
+  const std::string bytes = Encode(table), packed = Pack(bytes);
+  EXPECT_LT(4 * packed.size(), bytes.size());
+  EXPECT_EQ(Unpack(packed).value(), bytes);
+  EXPECT_EQ(Unpack(Pack("")).value(), "");
+  for (size_t cut = 0; cut < packed.size(); cut += 7) EXPECT_FALSE(Unpack(packed.substr(0, cut)).ok()) << cut;
+  EXPECT_FALSE(Unpack(bytes).ok()) << "it was not packed";
+  EXPECT_FALSE(Unpack(Pack(std::string(kMessageBytesMax + 1, 'x'))).ok())
+      << "a few bytes would become too many";
+  Rng rng(7);
+  for (int i = 0; i < 2000; ++i) {  // never a crash, and never more than it says
+    std::string changed = packed;
+    changed[rng.Below(changed.size())] ^= static_cast<char>(1 + rng.Below(255));
+    EXPECT_LE(Unpack(changed).value_or("").size(), kMessageBytesMax);
+  }
 }
 
 TEST(Ids, Syntax) {

@@ -40,11 +40,16 @@ void FailureDetector::Expect(const NodeId& node, Instant now, absl::Duration ext
   nodes_[node] = {now + extra, Level::kAlive, {}, {}};
 }
 
-void FailureDetector::Suspect(const NodeId& node, Instant now) {
+std::optional<FailureDetector::Change> FailureDetector::Suspect(const NodeId& node, Instant now) {
   const auto it = nodes_.find(node);
-  if (it == nodes_.end() || it->second.level == Level::kDead) return;
-  first_due_.reset();
-  it->second.heard = std::min(it->second.heard, now - options_.suspect_after);
+  if (it == nodes_.end() || it->second.level == Level::kDead) return std::nullopt;
+  Entry& entry = it->second;
+  entry.heard = std::min(entry.heard, now - options_.suspect_after);
+  // A thousand connections of a machine break at once: nobody else's time is looked at for each of them.
+  if (first_due_) first_due_ = std::min(first_due_->value_or(DeathOf(entry)), DeathOf(entry));
+  if (entry.level == Level::kSuspect) return std::nullopt;
+  entry.level = Level::kSuspect;
+  return Change{node, Level::kSuspect, now - entry.heard};
 }
 
 void FailureDetector::Spare(const NodeId& node, Instant until) {
@@ -67,6 +72,7 @@ Instant FailureDetector::DeathOf(const Entry& entry) const {
 }
 
 std::vector<FailureDetector::Change> FailureDetector::Advance(Instant now) {
+  if (first_due_ && (!*first_due_ || now < **first_due_)) return {};  // nobody's time has come
   first_due_.reset();
   std::vector<Change> changes;
   for (auto& [node, entry] : nodes_) {

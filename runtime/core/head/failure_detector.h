@@ -11,7 +11,8 @@
 namespace gtrain::core {
 
 // Loop-owned, not thread-safe. Silence is measured on the head's own monotonic clock, and only while
-// the head itself was awake (fault H12). At n nodes a word of one costs log n, a tick n.
+// the head itself was awake (fault H12). At n nodes a word of one costs log n, and a tick n where somebody's
+// time may have come: about once in suspect_after.
 class FailureDetector {
  public:
   struct Options {
@@ -39,8 +40,9 @@ class FailureDetector {
   // A head that has just been started has the hellos of all nodes to read, and their other messages wait
   // behind them.
   void Expect(const NodeId& node, Instant now, absl::Duration extra);
-  // Called when the transport says that the connection is gone: suspect now, dead when its time comes.
-  void Suspect(const NodeId& node, Instant now);
+  // Called when the transport says that the connection is gone: suspect now, dead when its time comes. Returns
+  // the change of this node, if it is one. log n.
+  std::optional<Change> Suspect(const NodeId& node, Instant now);
   // Takes a death back until `until`, when it is reported again unless the node was heard: for a silence that
   // other evidence speaks against (fault P4).
   void Spare(const NodeId& node, Instant until);

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "base/rng.h"
+
 namespace gtrain::core {
 namespace {
 
@@ -111,10 +115,37 @@ TEST(FailureDetector, LostConnectionIsSuspicionAtOnce) {
   FailureDetector detector({});
   detector.Awake(At(0));
   detector.Heard(NodeId("n"), At(0));
-  detector.Suspect(NodeId("n"), At(0.5));
-  const auto changes = detector.Advance(At(0.5));
-  ASSERT_EQ(changes.size(), 1u);
-  EXPECT_EQ(changes[0].to, Level::kSuspect);
+  const auto change = detector.Suspect(NodeId("n"), At(0.5));
+  ASSERT_TRUE(change.has_value());
+  EXPECT_EQ(change->to, Level::kSuspect);
+  EXPECT_FALSE(detector.Suspect(NodeId("n"), At(0.6)).has_value()) << "it is already";
+  EXPECT_FALSE(detector.Suspect(NodeId("other"), At(0.6)).has_value());
+  EXPECT_EQ(RunUntil(detector, 0.5, 7.4).size(), 0u);
+  EXPECT_EQ(RunUntil(detector, 7.5, 7.5).size(), 1u) << "dead in its time, though nobody is looked at before";
+}
+
+// Nobody is looked at before the first one's time has come, whatever made that time earlier or later.
+TEST(FailureDetector, NoLookAtAllOfThemMissesOne) {
+  Rng rng(11);
+  FailureDetector detector({});
+  for (double at = 0; at < 200; at += 0.25) {
+    const NodeId node(std::to_string(rng.Below(5)));
+    detector.Awake(At(at));
+    switch (rng.Below(6)) {
+      case 0: detector.Patience(node, absl::Seconds(rng.Below(3))); break;
+      case 1: (void)detector.Suspect(node, At(at)); break;
+      case 2: detector.Forget(node); break;
+      case 3: detector.Expect(node, At(at), absl::Seconds(rng.Below(4))); break;
+      default: detector.Heard(node, At(at));
+    }
+    const auto next = detector.NextDeadline();
+    // A copy that has forgotten when the first one is due looks at all of them.
+    FailureDetector fresh = detector;
+    fresh.Forget(NodeId("nobody"));
+    const auto changes = detector.Advance(At(at)), all = fresh.Advance(At(at));
+    ASSERT_EQ(changes.size(), all.size()) << at;
+    EXPECT_TRUE(changes.empty() || (next && *next <= At(at)));
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #pragma once
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,8 +36,9 @@ struct HeadModel {
   std::map<uint64_t, JobId> job_order;  // by number
   std::map<uint64_t, Job*> live_jobs;   // by number; what ended since LiveJobs() is there, too
   LogTails tails;
-  uint64_t revisions = 0;  // the newest Node::revision
-  bool schedule = false;   // something changed that may let a job start
+  std::set<NodeId> quarantined;  // those that are, and some that were
+  uint64_t revisions = 0;        // the newest Node::revision
+  bool schedule = false;         // something changed that may let a job start
   // Jobs that are tried in this step, though a pass over all is held back: submitted, or between two
   // generations with the place that they had.
   std::vector<JobId> fresh;

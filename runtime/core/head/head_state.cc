@@ -288,7 +288,10 @@ std::optional<Instant> HeadState::FirstDeadline() const {
     live = true;
     Sooner(next, timers_.NextDeadline(*job));
   }
-  for (const auto& [id, node] : model_.nodes) Sooner(next, node.quarantined_until);
+  for (const NodeId& id : model_.quarantined) {
+    const auto node = model_.nodes.find(id);
+    if (node != model_.nodes.end()) Sooner(next, node->second.quarantined_until);
+  }
   Sooner(next, queries_.NextDeadline());
   if (context_.config().exit_when_idle && !model_.store_full && !live && polls_.empty() && queries_.empty())
     Sooner(next, model_.active_at + IdlePatience());

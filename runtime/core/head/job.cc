@@ -12,8 +12,17 @@ namespace gtrain::core {
 
 bool Job::HoldsNode(const NodeId& node) const {
   if (!record.grant) return false;
-  return std::any_of(record.grant->nodes.begin(), record.grant->nodes.end(),
-                     [&](const NodePlace& place) { return place.node == node; });
+  const std::vector<NodePlace>& nodes = record.grant->nodes;
+  // Each message of each node of the job asks this, so at n nodes a search is n * n. Where a node stood when
+  // it was looked for last is a hint; only what stands there now counts.
+  const auto hint = place_hints.find(node);
+  if (hint != place_hints.end() && hint->second < nodes.size() && nodes[hint->second].node == node)
+    return true;
+  const auto it = std::ranges::find(nodes, node, &NodePlace::node);
+  if (it == nodes.end()) return false;
+  place_hints.clear();
+  for (size_t i = 0; i < nodes.size(); ++i) place_hints[nodes[i].node] = i;
+  return true;
 }
 
 bool Job::ProcessesStay() const {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/ids.h"
@@ -121,6 +122,7 @@ struct Job {
   int per_node = 1;                             // of a job that counts nodes
   int busy_new = 0;                             // ranks that have something new to compare nodes by
   std::pair<Generation, int> nodes_with_ranks;  // of that generation's grant
+  mutable absl::flat_hash_map<NodeId, size_t> place_hints;  // HoldsNode's
   GoodputLedger goodput;
   std::optional<Exchange> exchange;
   std::optional<Instant> start_deadline;   // all ranks started

@@ -307,11 +307,12 @@ void Membership::OnPeerGone(const PeerGone& gone, Instant now) {
   if (gone.peer.role != Role::kNode || it == model_.nodes.end() || it->second.route != gone.route) return;
   GT_PROBE("head.peer_gone");
   it->second.missed = true;
-  detector_.Suspect(it->first, now);
-  CheckSilence(now);
+  evidence_ = {};
+  if (const auto change = detector_.Suspect(it->first, now)) OnSilence(*change, now);
 }
 
 void Membership::CheckSilence(Instant now) {
+  evidence_ = {};
   for (const FailureDetector::Change& change : detector_.Advance(now)) OnSilence(change, now);
 }
 
@@ -320,6 +321,7 @@ void Membership::OnSilence(const FailureDetector::Change& change, Instant now) {
   node.silence = change.silence;
   if (change.to == FailureDetector::Level::kSuspect) {
     node.state = NodeState::kSuspect;
+    evidence_.usable.reset();
     context_.Say(absl::StrCat(node.record.hostname, " is suspect: silent for ", Seconds(change.silence)));
     if (node.rival) {
       const PeerMessage rival = *std::move(node.rival);
@@ -358,6 +360,7 @@ void Membership::CountFlap(Node& node, Instant now) {
   for (int i = 2; i < node.flaps && cooldown < config_.quarantine_max; ++i) cooldown *= 2;
   cooldown = std::min(cooldown, config_.quarantine_max);
   node.quarantined_until = now + cooldown;
+  model_.quarantined.insert(node.record.id);
   node.quarantine = absl::StrCat("in quarantine: it fell silent ", node.flaps, " times within ",
                                  PrintDuration(config_.flap_decay), "; used again after ",
                                  PrintDuration(cooldown), " without another");
@@ -365,32 +368,49 @@ void Membership::CountFlap(Node& node, Instant now) {
 }
 
 void Membership::EndQuarantines(Instant now) {
-  for (auto& [id, node] : model_.nodes) {
-    if (!node.quarantined_until || now < *node.quarantined_until) continue;
-    node.quarantined_until.reset();
+  std::erase_if(model_.quarantined, [&](const NodeId& id) {
+    const auto it = model_.nodes.find(id);
+    if (it == model_.nodes.end()) return true;
+    Node& node = it->second;
+    if (node.quarantined_until && now < *node.quarantined_until) return false;
+    if (!std::exchange(node.quarantined_until, std::nullopt)) return true;
     context_.Say(absl::StrCat(node.record.hostname, " leaves quarantine"));
     model_.schedule = true;
-  }
+    return true;
+  });
 }
 
 // A dead agent and a dead node are equally silent. Two things tell them apart: ranks elsewhere that step on
 // need those of the silent node; and where no other node is left, giving up a generation gains nothing.
-bool Membership::MayOnlyLackItsAgent(const Node& node, Instant now) const {
+bool Membership::MayOnlyLackItsAgent(const Node& node, Instant now) {
+  const NodeId& id = node.record.id;
   bool holds = false;
-  for (const auto& [id, job] : model_.jobs) {
-    if (!job.Live() || !job.HoldsNode(node.record.id)) continue;
+  for (const auto& [job_id, job] : model_.jobs) {
+    if (!job.Live() || !job.HoldsNode(id)) continue;
     holds = true;
-    absl::Duration recent = config_.suspect_after;
-    recent = std::max(recent, 2 * BetweenSteps(job));
-    for (const RankPlace& place : job.record.grant->ranks) {
-      const std::optional<Instant> stepped = job.ranks[place.rank].stepped_at;
-      if (place.node != node.record.id && stepped && now - *stepped <= recent) return true;
+    const auto [stepping, fresh] = evidence_.stepping.try_emplace(job_id);
+    if (fresh) stepping->second = WhoSteps(job, now);
+    if (stepping->second.AnyBut(id)) return true;
+  }
+  if (!holds) return false;
+  if (!evidence_.usable) {
+    evidence_.usable.emplace();
+    for (const auto& [other, known] : model_.nodes) {
+      if (known.Usable()) evidence_.usable->Add(other);
     }
   }
-  const bool others = std::any_of(model_.nodes.begin(), model_.nodes.end(), [&](const auto& entry) {
-    return entry.first != node.record.id && entry.second.Usable();
-  });
-  return holds && !others;
+  return !evidence_.usable->AnyBut(id);
+}
+
+// The nodes of which a rank has just stepped.
+Membership::Some Membership::WhoSteps(const Job& job, Instant now) const {
+  const absl::Duration recent = std::max(config_.suspect_after, 2 * BetweenSteps(job));
+  Some some;
+  for (const RankPlace& place : job.record.grant->ranks) {
+    const std::optional<Instant> stepped = job.ranks[place.rank].stepped_at;
+    if (stepped && now - *stepped <= recent) some.Add(place.node);
+  }
+  return some;
 }
 
 // ---------------------------------------------------------------- by hand

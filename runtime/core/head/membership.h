@@ -70,7 +70,18 @@ class Membership {
   void Returned(Node& node, Instant now);
   void OnSilence(const FailureDetector::Change& change, Instant now);
   void CountFlap(Node& node, Instant now);
-  bool MayOnlyLackItsAgent(const Node& node, Instant now) const;
+  bool MayOnlyLackItsAgent(const Node& node, Instant now);
+  // Some nodes, as far as it matters whether there is one besides a given one.
+  struct Some {
+    std::optional<NodeId> one;
+    bool more = false;
+    void Add(const NodeId& node) {
+      if (!one) one = node;
+      more = more || *one != node;
+    }
+    bool AnyBut(const NodeId& node) const { return more || (one && *one != node); }
+  };
+  Some WhoSteps(const Job& job, Instant now) const;
   void DropNode(const NodeId& id, const std::string& why, Instant now);
   NodeId NodeCalled(const std::string& text) const;
   void AllowFreeze(const Node& node);
@@ -88,6 +99,13 @@ class Membership {
   Leaves& leaves_;
   Relays& relays_;
 
+  // What speaks for nodes that are silent, found out once a look at all of them: a room without power is
+  // thousands.
+  struct Evidence {
+    std::map<JobId, Some> stepping;  // nodes of which a rank has just stepped
+    std::optional<Some> usable;
+  };
+  Evidence evidence_;
   FailureDetector detector_;
   std::map<NodeId, std::string> revoked_;  // by this head, and what its agent is told
 };
