@@ -32,6 +32,7 @@ struct NodeView {
   std::vector<int> gpu_numa;            // index = GPU; empty, or -1 for one: unknown
   std::vector<int> gpus_free;           // ascending
   std::string unusable;                 // why it takes no ranks at all; empty = it does
+  bool operator==(const NodeView&) const = default;
 };
 
 // Processes that wait on a node for their place in the next generation, by what they have.

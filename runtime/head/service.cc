@@ -41,6 +41,7 @@ constexpr size_t kRunFileTasksMax = 10'000;
 // (a document for each of its jobs) is less.
 constexpr size_t kReadsMax = 320;
 constexpr int kReadsPerKeyMax = 100;
+constexpr size_t kPlansMax = 100;
 constexpr size_t kTailTasksMax = 500;  // of 64 KiB at most
 // A message on a connection that closes at once may be dropped by the receiver: agents are given this long to
 // read their shutdown before the sockets go.
@@ -466,6 +467,8 @@ absl::Status HeadService::OnCompletions() {
       OnSpace(*item.space);
     } else if (!item.built.empty()) {
       OnBuilt(item);
+    } else if (item.plan != nullptr) {
+      Step(core::PlanMade{item.plan});
     } else if (!item.unwritten.empty()) {
       WriteLate(item.unwritten);
     } else if (!item.joined.empty()) {
@@ -775,6 +778,18 @@ void HeadService::AuditRefusedConnections(Instant now) {
     const absl::Status status = audit->Append({entry}, wall);
     if (!status.ok()) completions->Push({.status = status});
   });
+}
+
+// One at a time. A queue that is full, of jobs that wait for plans, is worth a turn that takes longer.
+void HeadService::operator()(const core::MakePlan& make) {
+  if (!plans_thread_) plans_thread_ = std::make_unique<TaskThread>(kPlansMax);
+  if (plans_thread_->Post([work = make.work, completions = completions_] {
+        work->Make();
+        completions->Push({.plan = work});
+      }))
+    return;
+  make.work->Make();
+  later_.push_back(core::PlanMade{make.work});
 }
 
 void HeadService::operator()(const core::StopHead& stop) {

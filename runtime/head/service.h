@@ -44,6 +44,7 @@ class Completions {
     std::string built;                      // a reply that a thread has built, as it is sent
     std::string route;                      // where to
     std::string reader;                     // whose key
+    std::shared_ptr<core::PlanWork> plan;   // that is made
     std::vector<JobId> unwritten;           // jobs whose results an earlier head did not write
   };
   Completions();
@@ -133,6 +134,7 @@ class HeadService {
   void operator()(const core::EmitEvent& event);
   void operator()(const core::WriteFailure& failure);
   void operator()(const core::WriteResult& result);
+  void operator()(const core::MakePlan& make);
   void operator()(const core::StopHead& stop);
   void operator()(const core::SpillTail& spill);
   void operator()(const core::DropSpilled& drop);
@@ -212,6 +214,7 @@ class HeadService {
   std::unique_ptr<TaskThread> files_thread_;    // run directories, the index of runs
   std::unique_ptr<TaskThread> backup_thread_;   // made with the first backup
   std::unique_ptr<TaskThread> readers_thread_;  // documents
+  std::unique_ptr<TaskThread> plans_thread_;    // made with the first large job
   std::unique_ptr<TailQueue> tail_queue_;       // spilled tails
 };
 

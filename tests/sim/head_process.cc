@@ -304,6 +304,15 @@ void HeadProcess::Perform(core::Effect& effect) {
     Reply(reply->route, Built(*reply));
   } else if (const auto* read = std::get_if<core::ReplyFromSpill>(&effect)) {
     Reply(read->route, Built(*read, std::nullopt));  // as if the disk had lost all that was spilled
+  } else if (const auto* make = std::get_if<core::MakePlan>(&effect)) {
+    // Beside the loop, for as long as it takes.
+    kernel_.After(static_cast<int64_t>(kernel_.rng.Below(static_cast<uint64_t>(kSec))),
+                  [this, life = life_, work = make->work] {
+                    if (life != life_ || core_ == nullptr) return;
+                    ++kernel_.counts["plan made beside the loop"];
+                    work->Make();
+                    WhenAwake([this, work] { Step(core::PlanMade{work}); });
+                  });
   } else if (const auto* event = std::get_if<core::EmitEvent>(&effect)) {
     checker_.HeadTells(*event);
   } else if (const auto* request = std::get_if<core::ServiceRequest>(&effect)) {

@@ -80,6 +80,8 @@ struct HeadConfig {
   absl::Duration cause_grace = absl::Seconds(1);
   absl::Duration recovery_window = absl::Hours(1);  // after a restore or recover: agents' word is taken
 
+  // Plans of so many ranks and more are made beside the loop (plans.h).
+  int plan_beside_from = 1024;
   // So many agents, and further ones go through others, which have relay_children each (relays.h). 0: never.
   int relay_from = 0;
   int relay_children = 64;

@@ -154,6 +154,8 @@ void HeadState::OnEvent(const HeadEvent& event, Instant now) {
     membership_.OnPeerGone(*gone, now);
   } else if (const auto* heard = std::get_if<ChildrenHeard>(&event)) {
     membership_.OnChildrenHeard(*heard, now);
+  } else if (const auto* made = std::get_if<PlanMade>(&event)) {
+    scheduler_.OnPlanMade(made->work);
   } else if (const auto* room = std::get_if<StoreRoom>(&event)) {
     OnStoreRoom(*room);
   } else {

@@ -9,6 +9,7 @@
 //   recovery.h            records found at the start, lost and older ones, newer heads
 //   head_records.h        jobs from their records and into them
 //   placer.h              what nodes have left
+//   plans.h               where the ranks of a large job go, beside the loop
 //   scheduler.h           which waiting job starts
 //   sizing.h              jobs with another number of ranks than they should have
 //   grants.h              a new generation

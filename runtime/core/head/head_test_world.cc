@@ -125,7 +125,15 @@ void HeadTestWorld::Perform(Effect effect) {
   } else if (auto* reply = std::get_if<ReplyToClient>(&effect)) {
     reply->reply = Built(*reply);
   }
+  if (const auto* make = std::get_if<MakePlan>(&effect)) plans_.push_back(make->work);
   sent_.push_back(std::move(effect));
+}
+
+void HeadTestWorld::MakePlans() {
+  for (const std::shared_ptr<PlanWork>& work : std::exchange(plans_, {})) {
+    work->Make();
+    Do(head_->Step(PlanMade{work}, clock_.Now()));
+  }
 }
 
 void HeadTestWorld::FromNode(const std::string& node, Message message) {

@@ -31,6 +31,7 @@ class HeadTestWorld : public ::testing::Test {
   // Performs a step, and checks that what it writes of a job is all that it changed.
   void Do(StepResult step);
   void Perform(Effect effect);
+  void MakePlans();  // that were asked for
   void FromNode(const std::string& node, Message message);
   ClientReply FromClient(ClientRequestBody body, std::string id = "", Role role = Role::kUser,
                          std::string name = "");
@@ -73,6 +74,7 @@ class HeadTestWorld : public ::testing::Test {
 
   std::vector<KeptProcesses> kept_hello_;  // what the next Hello says that waits
   int gpus_hello_ = 0;                     // GPUs of a machine that says Hello
+  std::vector<std::shared_ptr<PlanWork>> plans_;  // to be made
   bool relays_hello_ = false;              // of one that goes through others
   std::map<std::string, std::string> labels_hello_;
   std::map<std::string, std::string> via_;  // node: the one through which it speaks from its next Hello on

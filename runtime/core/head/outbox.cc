@@ -14,6 +14,7 @@ namespace {
 bool LeavesAtOnce(const Effect& effect) {
   if (const auto* send = std::get_if<SendToNode>(&effect)) return send->kind == SendKind::kNow;
   // It promises nothing, and would pile up here while a disk is full.
+  if (std::holds_alternative<MakePlan>(effect)) return true;  // it promises nothing either
   if (std::holds_alternative<SpillTail>(effect) || std::holds_alternative<DropSpilled>(effect)) return true;
   return std::holds_alternative<RefusePeer>(effect);
 }

@@ -123,8 +123,8 @@ Placer::ViewsKey Placer::CurrentViewsKey() const {
 void Placer::CheckViews() {
   ViewsKey key = CurrentViewsKey();
   if (key == views_key_) return;
-  views_ = ViewsWithout(Job());
-  empty_views_ = plan::Emptied(views_);
+  views_ = std::make_shared<const std::vector<plan::NodeView>>(ViewsWithout(Job()));
+  empty_views_ = std::make_shared<const std::vector<plan::NodeView>>(plan::Emptied(*views_));
   views_key_ = std::move(key);
 }
 
@@ -195,13 +195,13 @@ plan::Demand Placer::DemandNow(const Job& job) {
 
 plan::Placement Placer::PlacementFor(const Job& job, bool on_leaving) const {
   plan::Demand demand = DemandNow(job);
-  if (!TakesPart(job) && !on_leaving) return plan::Place(views_, demand);
+  if (!TakesPart(job) && !on_leaving) return plan::Place(*views_, demand);
   const std::vector<plan::NodeView> views = ViewsWithout(job, on_leaving);
   demand.waiting = WaitingOf(job, views);
   return plan::Place(views, demand);
 }
 
-const plan::KnownTopology& Placer::Known() const {
+const std::shared_ptr<const plan::KnownTopology>& Placer::Known() const {
   if (topology_ != nullptr) return known_;
   std::vector<Labelled> labelled;
   labelled.reserve(model_.nodes.size());
@@ -215,31 +215,40 @@ const plan::KnownTopology& Placer::Known() const {
     views[i].hostname = labelled[i].hostname;
     views[i].labels = labelled[i].labels;
   }
-  known_ = plan::KnownTopology(plan::TopologyOfLabels(views));
+  known_ = std::make_shared<const plan::KnownTopology>(plan::TopologyOfLabels(views));
   known_of_ = std::move(labelled);
   return known_;
 }
 
-plan::Placement Placer::ByTopology(const Job& job, plan::Placement packed) const {
-  if (topology_ == nullptr && packed.nodes.size() == 1) return packed;  // labels say nothing of its inside
-  const plan::KnownTopology& known = Known();
-  if (known.empty()) return packed;
-  plan::Demand demand = DemandNow(job);
-  const bool alone = !TakesPart(job);
-  const std::vector<plan::NodeView> own = alone ? std::vector<plan::NodeView>() : ViewsWithout(job);
-  const std::vector<plan::NodeView>& views = alone ? views_ : own;
-  if (!alone) demand.waiting = WaitingOf(job, views);
-  std::vector<plan::RankSlot> before;
+std::shared_ptr<PlacementPlan> Placer::PlanOf(const Job& job, plan::Placement packed) const {
+  if (topology_ == nullptr && packed.nodes.size() == 1) return nullptr;  // labels say nothing of its inside
+  if (Known()->empty()) return nullptr;
+  auto plan = std::make_shared<PlacementPlan>();
+  plan->job = job.record.id;
+  plan->known = Known();
+  plan->demand = DemandNow(job);
+  plan->views = views_;
+  if (TakesPart(job)) {
+    plan->views = std::make_shared<const std::vector<plan::NodeView>>(ViewsWithout(job));
+    plan->demand.waiting = WaitingOf(job, *plan->views);
+  }
   if (const GenerationGrant* last = LastOf(job); last != nullptr) {
     for (const RankPlace& place : last->ranks)
-      before.push_back({place.rank, place.local_rank, place.node, place.cpus, place.gpus});
+      plan->before.push_back({place.rank, place.local_rank, place.node, place.cpus, place.gpus});
   }
-  return plan::ByTopology(views, demand, std::move(packed), known, job.spec.mesh, before, job.spec.traffic);
+  plan->packed = std::move(packed);
+  plan->axes = job.spec.mesh;
+  plan->traffic = job.spec.traffic;
+  return plan;
+}
+
+bool Placer::StillHolds(const Job& job, const PlacementPlan& plan) const {
+  return plan.StillHolds(TakesPart(job) ? ViewsWithout(job) : *views_);
 }
 
 void Placer::SetFabricOrder(GenerationGrant& grant) const {
   if (grant.nodes.size() < 2) return;
-  const plan::KnownTopology& known = Known();
+  const plan::KnownTopology& known = *Known();
   if (known.empty()) return;
   std::map<NodeId, size_t> index;
   for (size_t i = 0; i < grant.nodes.size(); ++i) index[grant.nodes[i].node] = i;
@@ -263,7 +272,7 @@ void Placer::SetFabricOrder(GenerationGrant& grant) const {
 
 plan::Placement Placer::PlacementAlone(const Job& job) const {
   return TakesPart(job) ? plan::Place(plan::Emptied(ViewsWithout(job)), job.demand)
-                        : plan::Place(empty_views_, job.demand);
+                        : plan::Place(*empty_views_, job.demand);
 }
 
 }  // namespace gtrain::core

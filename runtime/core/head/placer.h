@@ -12,6 +12,7 @@
 #include "job/plan/by_topology.h"
 #include "job/plan/place.h"
 #include "runtime/core/head/head_model.h"
+#include "runtime/core/head/plans.h"
 #include "topology/topology.h"
 
 namespace gtrain::core {
@@ -23,7 +24,7 @@ class Placer {
  public:
   Placer(HeadModel& model, std::shared_ptr<const topology::Topology> topology)
       : model_(model), topology_(std::move(topology)) {
-    if (topology_ != nullptr) known_ = plan::KnownTopology(*topology_);
+    if (topology_ != nullptr) known_ = std::make_shared<const plan::KnownTopology>(*topology_);
   }
 
   // Brings the views up to date. It must come before PlacementFor and PlacementAlone.
@@ -31,9 +32,11 @@ class Placer {
   // `on_leaving`: also on machines that are about to leave.
   plan::Placement PlacementFor(const Job& job, bool on_leaving = false) const;
   plan::Placement PlacementAlone(const Job& job) const;  // as if no other job held anything
-  // `packed`, which PlacementFor(job) found, as the topology of the cluster wants it. It takes longer than a
-  // placement, so it is for what is about to be granted.
-  plan::Placement ByTopology(const Job& job, plan::Placement packed) const;
+  // How `packed`, which PlacementFor(job) found, becomes what the topology of the cluster wants. To make that
+  // plan takes longer than a placement, so it is for what is about to be granted. Null: `packed` is the plan.
+  std::shared_ptr<PlacementPlan> PlanOf(const Job& job, plan::Placement packed) const;
+  // Whether a plan gives away only what is still there. It must come after CheckViews.
+  bool StillHolds(const Job& job, const PlacementPlan& plan) const;
   // NodePlace::fabric_order of the nodes of a grant. O(ranks), and what Known takes.
   void SetFabricOrder(GenerationGrant& grant) const;
   // Whether `job` is still ending an older generation than its newest grant there: how much it takes of the
@@ -68,7 +71,7 @@ class Placer {
   };
 
   // What is known of the fabric now. O(nodes), and of a change what KnownTopology takes.
-  const plan::KnownTopology& Known() const;
+  const std::shared_ptr<const plan::KnownTopology>& Known() const;
   static bool TakesPart(const Job& job);
   ViewsKey CurrentViewsKey() const;
   static plan::Demand DemandNow(const Job& job);
@@ -77,10 +80,11 @@ class Placer {
   HeadModel& model_;
   std::shared_ptr<const topology::Topology> topology_;  // null: none was given
   // Of topology_, or of what the labels of known_of_ say.
-  mutable plan::KnownTopology known_;
+  mutable std::shared_ptr<const plan::KnownTopology> known_ = std::make_shared<const plan::KnownTopology>();
   mutable std::vector<Labelled> known_of_;
   ViewsKey views_key_;
-  std::vector<plan::NodeView> views_, empty_views_;  // what each node has left; as if no job held anything
+  // What each node has left; as if no job held anything. Plans that are being made share them.
+  PlacementPlan::Views views_ = std::make_shared<const std::vector<plan::NodeView>>(), empty_views_ = views_;
 };
 
 }  // namespace gtrain::core

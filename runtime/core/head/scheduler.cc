@@ -25,6 +25,7 @@ namespace {
 // A large cluster that comes back says hello node by node; looking at all waiting jobs after each hello would
 // keep the head from hearing the next. So there at most one pass over all of them is made in this time.
 constexpr size_t kManyNodes = 64;
+constexpr int kStaleMax = 2;
 constexpr absl::Duration kPassEvery = absl::Milliseconds(100);
 
 // All of its processes would be new ones.
@@ -40,7 +41,8 @@ bool NobodyGoesOn(const Job& job, const plan::Placement& placement) {
 Scheduler::Scheduler(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life,
                      JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery,
                      SurvivorSave& save)
-    : model_(model),
+    : context_(context),
+      model_(model),
       config_(context.config()),
       placer_(placer),
       grants_(grants),
@@ -114,8 +116,49 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
   }
   if (!directories_.DirectoryIsFree(job, now))
     return true;  // asked only of who could start: that looks at all live jobs
-  grants_.Grant(job, placer_.ByTopology(job, std::move(placement)), now);
+  return GrantPlanned(job, std::move(placement), now);
+}
+
+// True when it is granted now. Else the plan is on its way, and the job is tried again when it comes.
+bool Scheduler::GrantPlanned(Job& job, plan::Placement packed, Instant now) {
+  Beside& beside = beside_[job.record.id];
+  if (beside.plan != nullptr) {
+    if (!beside.made) return false;
+    const std::shared_ptr<const PlacementPlan> plan = std::exchange(beside.plan, nullptr);
+    if (plan->packed.ranks.size() == packed.ranks.size() && placer_.StillHolds(job, *plan)) {
+      GT_PROBE("head.grants_as_planned_beside");
+      beside_.erase(job.record.id);
+      grants_.Grant(job, plan->made(), now);
+      return true;
+    }
+    GT_PROBE("head.plan_came_too_late");
+    ++beside.stale;
+  }
+  const bool large = static_cast<int>(packed.ranks.size()) >= config_.plan_beside_from;
+  const std::shared_ptr<PlacementPlan> plan = placer_.PlanOf(job, packed);
+  if (plan != nullptr && large && beside.stale < kStaleMax) {
+    beside.plan = plan;
+    beside.made = false;
+    context_.Do(MakePlan{plan});
+    return false;
+  }
+  beside_.erase(job.record.id);
+  if (plan != nullptr) plan->Make();
+  grants_.Grant(job, plan == nullptr ? packed : plan->made(), now);
   return true;
+}
+
+void Scheduler::OnPlanMade(const std::shared_ptr<PlanWork>& work) {
+  const auto* plan = dynamic_cast<const PlacementPlan*>(work.get());
+  const auto beside = plan == nullptr ? beside_.end() : beside_.find(plan->job);
+  if (beside == beside_.end() || beside->second.plan.get() != plan) return;
+  const Job* job = model_.FindJob(plan->job);
+  if (job == nullptr || !job->Wanting()) {
+    beside_.erase(beside);
+    return;
+  }
+  beside->second.made = true;
+  model_.fresh.push_back(plan->job);
 }
 
 // Whatever kept the job waiting before is not what it waits for now.

@@ -79,6 +79,85 @@ TEST_F(TopologyGrantTest, InPlaceAPairIsInOneRackToo) {
   EXPECT_TRUE(OneRack(on[2], on[3])) << on[2] << " " << on[3];
 }
 
+// Plans of large jobs are made beside the loop, on what was known when they were asked for.
+class PlanBesideTest : public TopologyGrantTest {
+ protected:
+  void SetUp() override {
+    config_.plan_beside_from = 4;
+    TopologyGrantTest::SetUp();
+    StartHead();
+    for (const char* node : {"1", "2", "3", "4"}) Hello(node);
+  }
+  bool Granted(const JobId& job) { return Stored(job).generation.value > 0; }
+};
+
+TEST_F(PlanBesideTest, NothingIsGrantedBeforeThePlanIsThereAndTheLoopGoesOn) {
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  ASSERT_EQ(plans_.size(), 1u);
+  Pass(absl::Seconds(5), {"1", "2", "3", "4"});
+  EXPECT_FALSE(Granted(job));
+  EXPECT_EQ(State(job), "QUEUED");
+  EXPECT_EQ(plans_.size(), 1u) << "one plan a job";
+  const JobId small = Submit("small 1 1");
+  EXPECT_TRUE(Granted(small)) << "what a plan would take stays free";
+  ASSERT_TRUE(plans_.size() == 1);
+  FromClient(ClientStop{small, true});
+  FromNode(PlacesOf(small)[0], GenerationGone{small, {1}});
+  MakePlans();
+  ASSERT_TRUE(Granted(job));
+  const std::vector<std::string> on = PlacesOf(job);
+  EXPECT_TRUE(OneRack(on[0], on[1])) << on[0] << " " << on[1];
+  EXPECT_TRUE(OneRack(on[2], on[3])) << on[2] << " " << on[3];
+}
+
+TEST_F(PlanBesideTest, WhatChangedMeanwhileIsPlannedAgainAndTheThirdTimeAtOnce) {
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  for (int tries = 0; tries < 2; ++tries) {
+    ASSERT_FALSE(Granted(job)) << tries;
+    ASSERT_EQ(plans_.size(), 1u) << tries;
+    Submit("small 1 1");  // takes a CPU of a machine of the plan
+    MakePlans();
+  }
+  EXPECT_TRUE(Granted(job)) << "the third plan was made in the loop";
+  EXPECT_TRUE(plans_.empty());
+}
+
+TEST_F(PlanBesideTest, APlanOfAMachineThatIsGoneGivesNothingAway) {
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  Pass(absl::Seconds(11), {"1", "2", "3"});
+  MakePlans();
+  EXPECT_FALSE(Granted(job));
+  EXPECT_EQ(State(job), "WAITING");
+  Hello("4");
+  MakePlans();
+  EXPECT_TRUE(Granted(job));
+}
+
+TEST_F(PlanBesideTest, AJobThatIsStoppedMeanwhileStaysSo) {
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  FromClient(ClientStop{job, true});
+  MakePlans();
+  EXPECT_FALSE(Granted(job));
+  EXPECT_EQ(State(job), "CANCELLED");
+  const JobId next = Submit("train 4 4 one-per-node in-twos");
+  MakePlans();
+  EXPECT_TRUE(Granted(next));
+}
+
+TEST_F(PlanBesideTest, ANextGenerationIsPlannedBesideAsWell) {
+  const JobId job = Submit("train 4 4 one-per-node in-twos");
+  MakePlans();
+  StartRanks(job);
+  const std::vector<std::string> before = PlacesOf(job);
+  Kill(before[1], job, 1, 1);
+  for (const std::string& node : before) FromNode(node, GenerationGone{job, {1}});
+  Pass(absl::Seconds(3), before);
+  ASSERT_EQ(plans_.size(), 1u);
+  MakePlans();
+  EXPECT_EQ(Stored(job).generation.value, 2u);
+  EXPECT_EQ(PlacesOf(job), before);
+}
+
 // Four ranks on the machines of two racks, of which the first has gone to a machine of the other one.
 class FabricOrderTest : public TopologyGrantTest {
  protected:

@@ -51,10 +51,22 @@ struct StoreRoom {
   bool full = false;  // nothing is stored until there is room again
 };
 
+// What takes longer than the loop should: it is made once, on any thread, of what the core knew when it asked.
+class PlanWork {
+ public:
+  virtual ~PlanWork() = default;
+  virtual void Make() = 0;
+};
+
+// The work of a MakePlan is done.
+struct PlanMade {
+  std::shared_ptr<PlanWork> work;
+};
+
 // Due at NextDeadline() or earlier; drain ready input first.
 struct Tick {};
 
-using HeadEvent = std::variant<PeerMessage, PeerGone, ChildrenHeard, StoreRoom, Tick>;
+using HeadEvent = std::variant<PeerMessage, PeerGone, ChildrenHeard, PlanMade, StoreRoom, Tick>;
 
 // ---------------------------------------------------------------- out
 
@@ -208,6 +220,12 @@ struct WriteResult {
   bool operator==(const WriteResult&) const = default;
 };
 
+// Has the work done beside the loop, and PlanMade said after it; leaves at once.
+struct MakePlan {
+  std::shared_ptr<PlanWork> work;
+  bool operator==(const MakePlan&) const = default;
+};
+
 // End the head process cleanly; last effect ever.
 struct StopHead {
   std::string reason;
@@ -216,7 +234,7 @@ struct StopHead {
 };
 
 using Effect = std::variant<Persist, SendToNode, ReplyToClient, RefusePeer, ServiceRequest, EmitEvent,
-                            WriteFailure, WriteResult, StopHead, SpillTail, DropSpilled, ReplyFromSpill>;
+                            WriteFailure, WriteResult, MakePlan, StopHead, SpillTail, DropSpilled, ReplyFromSpill>;
 
 struct StepResult {
   std::vector<Effect> effects;  // in order
