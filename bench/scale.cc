@@ -332,8 +332,11 @@ class Scale {
       waits.samples.push_back(absl::ToDoubleMilliseconds(BenchClock().Now() - asked));
       usleep(20'000);
     }
-    outcomes_.push_back({absl::StrCat(name_, ": all vanish: an answer of the head, worst of 20 s"), "ms", "",
-                         Series{{waits.Quantile(1)}}, {}});
+    outcomes_.push_back({absl::StrCat(name_, ": all vanish: an answer of the head, worst of 20 s"),
+                         "ms",
+                         "",
+                         Series{{waits.Quantile(1)}},
+                         {}});
     Add("all vanish: CPU, of one core", "%",
         100 * (head_->CpuSeconds() - cpu) / absl::ToDoubleSeconds(BenchClock().Now() - start));
     return absl::OkStatus();

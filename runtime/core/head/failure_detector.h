@@ -40,8 +40,8 @@ class FailureDetector {
   // A head that has just been started has the hellos of all nodes to read, and their other messages wait
   // behind them.
   void Expect(const NodeId& node, Instant now, absl::Duration extra);
-  // Called when the transport says that the connection is gone: suspect now, dead when its time comes. Returns
-  // the change of this node, if it is one. log n.
+  // Called when the transport says that the connection is gone: suspect now, dead when its time comes.
+  // Returns the change of this node, if it is one. log n.
   std::optional<Change> Suspect(const NodeId& node, Instant now);
   // Takes a death back until `until`, when it is reported again unless the node was heard: for a silence that
   // other evidence speaks against (fault P4).

@@ -132,11 +132,20 @@ TEST(FailureDetector, NoLookAtAllOfThemMissesOne) {
     const NodeId node(std::to_string(rng.Below(5)));
     detector.Awake(At(at));
     switch (rng.Below(6)) {
-      case 0: detector.Patience(node, absl::Seconds(rng.Below(3))); break;
-      case 1: (void)detector.Suspect(node, At(at)); break;
-      case 2: detector.Forget(node); break;
-      case 3: detector.Expect(node, At(at), absl::Seconds(rng.Below(4))); break;
-      default: detector.Heard(node, At(at));
+      case 0:
+        detector.Patience(node, absl::Seconds(rng.Below(3)));
+        break;
+      case 1:
+        (void)detector.Suspect(node, At(at));
+        break;
+      case 2:
+        detector.Forget(node);
+        break;
+      case 3:
+        detector.Expect(node, At(at), absl::Seconds(rng.Below(4)));
+        break;
+      default:
+        detector.Heard(node, At(at));
     }
     const auto next = detector.NextDeadline();
     // A copy that has forgotten when the first one is due looks at all of them.

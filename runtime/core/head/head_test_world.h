@@ -72,10 +72,10 @@ class HeadTestWorld : public ::testing::Test {
 
   std::string RouteOf(const std::string& node);
 
-  std::vector<KeptProcesses> kept_hello_;  // what the next Hello says that waits
-  int gpus_hello_ = 0;                     // GPUs of a machine that says Hello
+  std::vector<KeptProcesses> kept_hello_;         // what the next Hello says that waits
+  int gpus_hello_ = 0;                            // GPUs of a machine that says Hello
   std::vector<std::shared_ptr<PlanWork>> plans_;  // to be made
-  bool relays_hello_ = false;              // of one that goes through others
+  bool relays_hello_ = false;                     // of one that goes through others
   std::map<std::string, std::string> labels_hello_;
   std::map<std::string, std::string> via_;  // node: the one through which it speaks from its next Hello on
   bool old_hello_ = false;                  // of an agent of the version before

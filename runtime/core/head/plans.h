@@ -20,11 +20,10 @@ class PlacementPlan final : public PlanWork {
  public:
   using Views = std::shared_ptr<const std::vector<plan::NodeView>>;
 
-  void Make() override {
-    made_ = plan::ByTopology(*views, demand, packed, *known, axes, before, traffic);
-  }
+  void Make() override { made_ = plan::ByTopology(*views, demand, packed, *known, axes, before, traffic); }
   const plan::Placement& made() const { return made_; }  // after Make
-  // Whether every node of the plan is now as it was then, so that what it gives away is still there. O(nodes).
+  // Whether every node of the plan is now as it was then, so that what it gives away is still there.
+  // O(nodes).
   bool StillHolds(const std::vector<plan::NodeView>& now) const;
 
   // Constant from the moment in which the plan is asked for.

@@ -1,9 +1,9 @@
 // Scheduler decides which waiting job starts next. PURE. Private to runtime/core/head.
 //
 // HeadState owns it; only the loop's thread uses it, and it never blocks. A pass costs a placement for each
-// waiting job; in a cluster of 64 nodes and more it makes at most one in 100 ms. Where the ranks of a large job go
-// on the fabric is planned beside the loop (plans.h), while what it would take stays free for others: a plan
-// that comes back too late is made again, and the third time in the loop.
+// waiting job; in a cluster of 64 nodes and more it makes at most one in 100 ms. Where the ranks of a large
+// job go on the fabric is planned beside the loop (plans.h), while what it would take stays free for others:
+// a plan that comes back too late is made again, and the third time in the loop.
 #pragma once
 #include <map>
 #include <memory>
@@ -49,7 +49,7 @@ class Scheduler {
   struct Beside {
     std::shared_ptr<const PlacementPlan> plan;  // that was asked for; null: none
     bool made = false;                          // it is back
-    int stale = 0;                        // plans in a row that came back too late
+    int stale = 0;                              // plans in a row that came back too late
   };
 
   HeadContext& context_;

@@ -51,7 +51,8 @@ struct StoreRoom {
   bool full = false;  // nothing is stored until there is room again
 };
 
-// What takes longer than the loop should: it is made once, on any thread, of what the core knew when it asked.
+// What takes longer than the loop should: it is made once, on any thread, of what the core knew when it
+// asked.
 class PlanWork {
  public:
   virtual ~PlanWork() = default;
@@ -233,8 +234,9 @@ struct StopHead {
   bool operator==(const StopHead&) const = default;
 };
 
-using Effect = std::variant<Persist, SendToNode, ReplyToClient, RefusePeer, ServiceRequest, EmitEvent,
-                            WriteFailure, WriteResult, MakePlan, StopHead, SpillTail, DropSpilled, ReplyFromSpill>;
+using Effect =
+    std::variant<Persist, SendToNode, ReplyToClient, RefusePeer, ServiceRequest, EmitEvent, WriteFailure,
+                 WriteResult, MakePlan, StopHead, SpillTail, DropSpilled, ReplyFromSpill>;
 
 struct StepResult {
   std::vector<Effect> effects;  // in order
