@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "job/plan/room.h"
 #include "job/spec/mesh.h"
+#include "topology/hostlist.h"
 #include "topology/import.h"
 #include "topology/place/plan.h"
 
@@ -30,14 +31,6 @@ using topology::Topology;
 
 constexpr int kUnknown = -1;
 constexpr size_t kPlacesMax = 8, kPlaceBytesMax = 64;  // of a label, and each of them
-
-// Without the domain. An address has none.
-absl::string_view ShortOf(absl::string_view name) {
-  const bool is_address = absl::StrContains(name, ':') || std::ranges::all_of(name, [](char c) {
-                            return c == '.' || absl::ascii_isdigit(c);
-                          });
-  return is_address ? name : name.substr(0, name.find('.'));
-}
 
 // What is known of the inside of a machine. What a file says is checked against what the agent found: where
 // the number of GPUs differs, they are all alike; a machine that is plain has as many slots as ranks fit.
@@ -267,12 +260,12 @@ std::vector<int32_t> Kept(const Seats& seats, const std::vector<Candidate>& cand
   return kept;
 }
 
-// Moves the node that is called so to the front of (-room, candidate), where it is taken, and leaves it alone
-// where one is all that is taken. False: there is none.
-bool TakeFirst(const std::vector<Candidate>& candidates, const std::string& rank0, size_t count,
+// Moves a node that may have rank 0 to the front of (-room, candidate), where it is taken, and leaves it
+// alone where one is all that is taken. False: there is none.
+bool TakeFirst(const std::vector<Candidate>& candidates, size_t count,
                std::vector<std::pair<int, size_t>>& nodes) {
-  const auto it = std::ranges::find_if(
-      nodes, [&](const auto& node) { return IsCalled(*candidates[node.second].view, rank0); });
+  const auto it =
+      std::ranges::find_if(nodes, [&](const auto& node) { return candidates[node.second].may_have_rank0; });
   if (it == nodes.end()) return false;
   std::rotate(nodes.begin(), it, it + 1);
   if (count == 1) nodes.resize(1);
@@ -283,8 +276,7 @@ bool TakeFirst(const std::vector<Candidate>& candidates, const std::string& rank
 // for all ranks; of several such domains the one with the least room. Speeds that nobody knows decide nothing
 // here, so a job is on no more machines than it needs. The one that rank 0 is to have is among them.
 std::set<size_t> ChooseNodes(const KnownTopology& known, const std::vector<Candidate>& candidates,
-                             const std::vector<int>& machines, const std::string& rank0, size_t count,
-                             int64_t ranks) {
+                             const std::vector<int>& machines, bool rank0, size_t count, int64_t ranks) {
   size_t depth = 0;  // of the domains that are looked at: their paths have so many numbers
   for (const int machine : machines) depth = std::max(depth, known.PathOf(machine).size() + 1);
   for (;; --depth) {
@@ -301,7 +293,7 @@ std::set<size_t> ChooseNodes(const KnownTopology& known, const std::vector<Candi
     for (auto& [domain, nodes] : domains) {
       if (nodes.size() < count) continue;
       std::ranges::sort(nodes);
-      if (!rank0.empty() && !TakeFirst(candidates, rank0, count, nodes)) continue;
+      if (rank0 && !TakeFirst(candidates, count, nodes)) continue;
       int64_t room = 0, most = 0;
       for (size_t i = 0; i < nodes.size(); ++i) (i < count - 1 ? most : room) -= nodes[i].first;
       const int64_t whole = most + room;
@@ -330,8 +322,8 @@ std::set<NodeId> NodesFor(const KnownTopology& known, const std::vector<Candidat
                           std::set<NodeId>& considered) {
   considered = {packed.nodes.begin(), packed.nodes.end()};
   std::set<NodeId> chosen;
-  for (const size_t i :
-       ChooseNodes(known, candidates, machines, demand.rank0, packed.nodes.size(), std::ssize(packed.ranks)))
+  for (const size_t i : ChooseNodes(known, candidates, machines, !demand.rank0.empty(), packed.nodes.size(),
+                                    std::ssize(packed.ranks)))
     chosen.insert(candidates[i].view->id);
   considered.insert(chosen.begin(), chosen.end());
   return chosen;
@@ -382,8 +374,10 @@ std::vector<RankSlot> WhoGoesOn(const Placement& packed, const Demand& demand) {
 
 std::vector<Candidate> CandidatesOf(const std::vector<NodeView>& nodes, const Demand& demand) {
   std::vector<Candidate> candidates;
+  const std::set<NodeId> rank0 = NodesCalled(nodes, demand.rank0);
   for (const NodeView& node : nodes) {
     Candidate candidate;
+    candidate.may_have_rank0 = rank0.contains(node.id);
     if (RoomOn(node, demand, candidate).room == 0) continue;
     if (!demand.count_nodes) candidate.room = std::min(candidate.room, demand.max);
     candidates.push_back(std::move(candidate));
@@ -494,9 +488,7 @@ std::optional<Arranged> AsPacked(const Seats& seats, const std::vector<Candidate
 // False: rank 0 cannot be where the job wants it.
 bool MoveRank0(const Seats& seats, const std::vector<Candidate>& candidates, const Demand& demand,
                const Mesh& mesh, Arranged& arranged) {
-  const auto fits = [&](int32_t slot) {
-    return IsCalled(*candidates[seats.CandidateOf(slot)].view, demand.rank0);
-  };
+  const auto fits = [&](int32_t slot) { return candidates[seats.CandidateOf(slot)].may_have_rank0; };
   if (demand.rank0.empty() || fits(arranged.slots[0])) return true;
   const auto ranks_end = arranged.slots.begin() + static_cast<std::ptrdiff_t>(mesh.ranks());
   const auto there = std::find_if(arranged.slots.begin(), ranks_end, fits);
@@ -720,8 +712,8 @@ Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks, const Traffi
 
 KnownTopology::KnownTopology(Topology topology) : topology_(std::move(topology)) {
   for (size_t m = 0; m < topology_.machines.size(); ++m) {
-    const auto [it, is_new] =
-        machines_.try_emplace(std::string(ShortOf(topology_.machines[m].name)), static_cast<int>(m));
+    const auto [it, is_new] = machines_.try_emplace(
+        std::string(topology::ShortName(topology_.machines[m].name)), static_cast<int>(m));
     if (!is_new) it->second = kUnknown;  // of several machines
   }
   for (size_t m = 0; m < topology_.machines.size(); ++m)
@@ -761,7 +753,7 @@ void KnownTopology::IndexLinks() {
 int KnownTopology::MachineOf(const NodeView& node) const {
   auto it = machines_.find(node.id.value);
   if (it == machines_.end()) it = machines_.find(node.hostname);
-  if (it == machines_.end()) it = machines_.find(ShortOf(node.hostname));
+  if (it == machines_.end()) it = machines_.find(topology::ShortName(node.hostname));
   return it == machines_.end() ? kUnknown : it->second;
 }
 

@@ -79,7 +79,7 @@ TEST(ByTopologyTest, Rank0GoesWhereTheJobSays) {
   const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d", "e", "f"});
   for (const std::string host : {"a", "b", "c", "d"}) {
     Demand demand = Ranks(4);
-    demand.rank0 = host;
+    demand.rank0 = {host};
     const Placement packed = Place(nodes, demand);
     ASSERT_TRUE(packed.placed) << packed.reason;
     EXPECT_EQ(packed.ranks[0].node.value, host);
@@ -133,7 +133,7 @@ TEST(KnownTopology, APartCostsWhatItDoesInTheWhole) {
 TEST(ByTopologyTest, NodesNearTheOneForRank0AreChosen) {
   const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d"});
   Demand demand = Ranks(2);
-  demand.rank0 = "d";
+  demand.rank0 = {"d"};
   const Placement placement = Both(nodes, demand, Alternating(), MeshAxes(1, 2));
   ASSERT_EQ(placement.ranks.size(), 2u);
   EXPECT_EQ(placement.ranks[0].node.value, "d");

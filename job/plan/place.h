@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "job/spec/hosts.h"
 
 namespace gtrain::plan {
 
@@ -54,10 +55,12 @@ struct Demand {
   bool all_gpus = false;      // `per: node` with auto: one process gets every GPU of the node
   std::vector<std::string> gpu_types;  // any of; matched inside the model, ignoring case
   std::map<std::string, std::string> labels;
-  std::vector<std::string> exclude;  // hostnames or NodeIds
-  std::string rank0;                 // where rank 0 goes, likewise; empty: wherever
-  int asked = 0;                     // by a person while the job ran, of min to max; 0: nobody did
-  int spares = 0;                    // of max: what waits beside the ranks, so that words do not call it one
+  // Hostnames, whole or without their domain, or NodeIds.
+  spec::HostNames hosts;    // only there; empty: wherever
+  spec::HostNames exclude;  // not there, whatever `hosts` says
+  spec::HostNames rank0;    // where rank 0 goes, on one of these; empty: wherever
+  int asked = 0;            // by a person while the job ran, of min to max; 0: nobody did
+  int spares = 0;           // of max: what waits beside the ranks, so that words do not call it one
   bool oversubscribe_cpus = false;
   std::vector<NodeId> previous;                 // index = rank of the last generation
   std::vector<std::vector<int>> previous_gpus;  // of each; may be shorter
@@ -89,6 +92,10 @@ struct Placement {
   std::string reason;           // one sentence, also when not placed
   std::vector<std::string> warnings;
   std::vector<NodeVerdict> verdicts;  // NodeId order
+  // Where the job names hosts that do not take what is to go there: what would help, and those of them that
+  // are up. What other nodes have does not matter then.
+  std::string remedy;
+  std::vector<NodeId> named;
 };
 
 Placement Place(const std::vector<NodeView>& nodes, const Demand& demand);

@@ -328,27 +328,88 @@ TEST(Place, EmptyClusterSaysSo) {
 TEST(Place, Rank0HasItsHostOrTheJobWaits) {
   const std::vector<NodeView> nodes = {Node("a", 4), Node("b", 2), Node("c", 0)};
   Demand demand = Ranks(3, 3);
-  demand.rank0 = "b";
+  demand.rank0 = {"b"};
   const Placement placed = Place(nodes, demand);
   ASSERT_TRUE(placed.placed) << placed.reason;
   EXPECT_EQ(placed.ranks[0].node.value, "b");
-  demand.rank0 = "c";
+  demand.rank0 = {"c"};
   EXPECT_THAT(Place(nodes, demand).reason,
               HasSubstr("rank 0 goes on c by where.rank0, and that takes none: cpus: 0 of 0"));
   // Two agents of one host, and the one that had rank 1 is left.
   std::vector<NodeView> two = {Node("y", 1), Node("z", 4)};
   two[0].hostname = "h";
   Demand again = Ranks(3, 3);
-  again.rank0 = "h";
+  again.rank0 = {"h"};
   again.previous = {NodeId("x"), NodeId("y"), NodeId("z")};
   EXPECT_EQ(Place(two, again).ranks.at(0).node.value, "y");
   std::vector<NodeView> thief = {Node("0123456789abcdef", 1), Node("b", 1)};
   thief[1].hostname = "0123456789abcdef";
   Demand by_id = Ranks(1, 1);
-  by_id.rank0 = "0123456789abcdef";
+  by_id.rank0 = {"0123456789abcdef"};
   EXPECT_EQ(Place(thief, by_id).ranks.at(0).node.value, "0123456789abcdef");
-  demand.rank0 = "elsewhere";
+  demand.rank0 = {"elsewhere"};
   EXPECT_THAT(Place(nodes, demand).reason, HasSubstr("no node that is up is called so"));
+}
+
+TEST(Place, Rank0MayHaveOneOfSeveralHosts) {
+  std::vector<NodeView> nodes = {Node("a", 4), Node("b", 2), Node("c", 1)};
+  Demand demand = Ranks(5, 5);
+  demand.rank0 = {"b", "c"};
+  const Placement placed = Place(nodes, demand);
+  ASSERT_TRUE(placed.placed) << placed.reason;
+  EXPECT_THAT(NodesByRank(placed), ElementsAre("b", "b", "a", "a", "a")) << "the larger of the two";
+  demand.previous = {NodeId("c"), NodeId("a")};
+  EXPECT_EQ(Place(nodes, demand).ranks.at(0).node.value, "c") << "where it was";
+  nodes[1].unusable = nodes[2].unusable = "drained";
+  demand = Ranks(1, 1);
+  demand.rank0 = {"b", "c"};
+  const Placement waits = Place(nodes, demand);
+  EXPECT_EQ(waits.reason,
+            "rank 0 goes on b,c by where.rank0, and host-b takes none: drained; host-c takes none: drained");
+  EXPECT_THAT(waits.named, ElementsAre(NodeId("b"), NodeId("c")));
+  EXPECT_EQ(waits.remedy, "room on b,c, or another where.rank0");
+}
+
+TEST(Place, AHostWithoutItsDomainIsMeantWhereOnlyOneIsCalledSo) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1)};
+  nodes[0].hostname = "tux0.lab.example";
+  nodes[1].hostname = "tux1.lab.example";
+  nodes[2].hostname = "tux1.far.example";
+  Demand demand = Ranks(1, 1);
+  demand.rank0 = {"tux0"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a"));
+  demand.rank0 = {"tux1"};
+  const Placement waits = Place(nodes, demand);
+  EXPECT_THAT(waits.reason,
+              HasSubstr("2 hosts are called so without their domain: tux1.far.example, tux1.lab.example"));
+  EXPECT_EQ(waits.remedy, "the whole name of one of them, or another where.rank0");
+  demand.rank0 = {"tux1.lab.example"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("b"));
+  nodes[1].hostname = "tux1";
+  demand.rank0 = {"tux1"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("b")) << "an exact name wins";
+  // What looks like an id is one, also without a domain.
+  nodes[2].hostname = "0123456789abcdef.far.example";
+  demand.rank0 = {"0123456789abcdef"};
+  EXPECT_FALSE(Place(nodes, demand).placed);
+  nodes[0].id = NodeId("0123456789abcdef");
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("0123456789abcdef"));
+}
+
+TEST(Place, OnlyOnTheHostsThatAreListedAndOnNoneThatIsExcluded) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("d", 8)};
+  nodes[2].hostname = "tux2.lab.example";
+  Demand demand = Ranks(2, 3);
+  demand.hosts = {"host-a", "b", "tux2"};  // a hostname, an id, and one without its domain
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b", "c"));
+  demand.exclude = {"tux2"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b"));
+  demand.exclude = {"tux2", "host-b"};
+  const Placement waits = Place(nodes, demand);
+  EXPECT_FALSE(waits.placed);
+  EXPECT_EQ(waits.verdicts[1].limit, "excluded by where.exclude");
+  EXPECT_EQ(waits.verdicts[3].limit, "not in where.hosts");
+  EXPECT_THAT(waits.verdicts[3].remedy, HasSubstr("where.hosts with it"));
 }
 
 }  // namespace

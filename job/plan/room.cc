@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/units.h"
+#include "topology/hostlist.h"
 
 namespace gtrain::plan {
 namespace {
@@ -32,10 +33,10 @@ Exclusion Excluded(const NodeView& node, const Demand& demand) {
   if (!node.unusable.empty())
     return {node.unusable,
             "that is over (`gtrain nodes`; `gtrain node undrain` takes a drain back), or another node joins"};
-  for (const std::string& name : demand.exclude) {
-    if (IsCalled(node, name))
-      return {"excluded by where.exclude", "where.exclude without it, or another node"};
-  }
+  if (IsAmong(node, demand.exclude))
+    return {"excluded by where.exclude", "where.exclude without it, or another node"};
+  if (!demand.hosts.empty() && !IsAmong(node, demand.hosts))
+    return {"not in where.hosts", "where.hosts with it, or a node that is in it"};
   for (const auto& [key, value] : demand.labels) {
     const auto it = node.labels.find(key);
     if (it != node.labels.end() && it->second == value) continue;
@@ -92,7 +93,76 @@ std::vector<int> TakeCpus(const NodeView& node, const std::vector<int>& gpus, si
   return order;
 }
 
+bool LooksLikeId(absl::string_view name) {
+  return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == absl::string_view::npos;
+}
+
 }  // namespace
+
+bool IsAmong(const NodeView& node, const spec::HostNames& names) {
+  if (names.empty()) return false;
+  if (names.contains(node.id.value)) return true;
+  for (const absl::string_view name :
+       {absl::string_view(node.hostname), topology::ShortName(node.hostname)}) {
+    if (!LooksLikeId(name) && names.contains(name)) return true;
+  }
+  return false;
+}
+
+NodesByName::NodesByName(const std::vector<NodeView>& nodes) {
+  for (const NodeView& node : nodes) {
+    by_name_[node.id.value].push_back(&node);
+    if (!LooksLikeId(node.hostname) && node.hostname != node.id.value)
+      by_name_[node.hostname].push_back(&node);
+    const absl::string_view name = topology::ShortName(node.hostname);
+    if (name != node.hostname && !LooksLikeId(name)) by_short_[name].push_back(&node);
+  }
+}
+
+std::vector<const NodeView*> NodesByName::Find(absl::string_view name,
+                                               std::vector<std::string>* several) const {
+  if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second;
+  const auto it = by_short_.find(name);
+  if (it == by_short_.end()) return {};
+  std::set<std::string> hostnames;
+  for (const NodeView* node : it->second) hostnames.insert(node->hostname);
+  if (hostnames.size() == 1) return it->second;
+  if (several != nullptr) several->assign(hostnames.begin(), hostnames.end());
+  return {};
+}
+
+NoSuchNode WhyNoSuchNode(const NodesByName& nodes, const spec::HostNames& names) {
+  for (const std::string& name : names) {
+    std::vector<std::string> several;
+    (void)nodes.Find(name, &several);
+    if (several.empty()) continue;
+    const auto as_it_is = [](const std::string& hostname) { return hostname; };
+    return {absl::StrCat(several.size(),
+                         " hosts are called so without their domain: ", OfEach(several, ", ", as_it_is)),
+            "the whole name of one of them"};
+  }
+  return {"no node that is up is called so", "a node of that name joins"};
+}
+
+std::string PrintNames(const spec::HostNames& names) {
+  constexpr size_t kBytesMax = 120;
+  std::string text = topology::PrintHostlist(std::vector<std::string>(names.begin(), names.end()));
+  if (text.size() <= kBytesMax) return text;
+  size_t end = kBytesMax;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80)
+    --end;  // not inside of a character
+  return absl::StrCat(text.substr(0, end), "...");
+}
+
+std::set<NodeId> NodesCalled(const std::vector<NodeView>& nodes, const spec::HostNames& names) {
+  std::set<NodeId> called;
+  if (names.empty()) return called;
+  const NodesByName by_name(nodes);
+  for (const std::string& name : names) {
+    for (const NodeView* node : by_name.Find(name)) called.insert(node->id);
+  }
+  return called;
+}
 
 NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   const Exclusion excluded = Excluded(node, demand);

@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/path.h"
 #include "base/pattern.h"
+#include "job/spec/hosts.h"
 #include "job/spec/nearest.h"
 #include "job/spec/words.h"
 
@@ -47,6 +48,8 @@ constexpr Synonym kSynonyms[] = {
     {"memory", "resources.memory"},
     {"gpu_type", "resources.gpu_type"},
     {"exclude", "where.exclude"},
+    {"hosts", "where.hosts"},
+    {"nodelist", "where.hosts"},
     {"uri", "checkpoint.uri"},
     {"time", "limits.time"},
     {"timeout", "limits.time"},
@@ -372,14 +375,36 @@ void JobReader::ReadResources(const Node& node) {
 void JobReader::ReadWhere(const Node& node) {
   ReadMapping(node, "where",
               {{"labels", [this](const Node& n) { ReadLabels(n, "where.labels", spec_.where_labels); }},
-               {"exclude",
-                [this](const Node& n) {
-                  if (auto names = values_.Strings(n, "where.exclude"))
-                    spec_.where_exclude = *std::move(names);
-                }},
+               {"hosts", [this](const Node& n) { ReadHosts(n, "where.hosts", spec_.where_hosts); }},
+               {"exclude", [this](const Node& n) { ReadHosts(n, "where.exclude", spec_.where_exclude); }},
                {"rank0", [this](const Node& n) {
-                  if (auto name = values_.String(n, "where.rank0")) spec_.where_rank0 = *std::move(name);
+                  std::vector<std::string> words;
+                  if (n.kind == Node::Kind::kSequence) {
+                    values_.Error(n, "where.rank0", "must be one name or one hostlist, like login[0-1]");
+                  } else {
+                    ReadHosts(n, "where.rank0", words);
+                  }
+                  if (!words.empty()) spec_.where_rank0 = std::move(words[0]);
                 }}});
+}
+
+// A single word, which needs no brackets of YAML around those of the hostlist, or a list of words.
+void JobReader::ReadHosts(const Node& node, absl::string_view key, std::vector<std::string>& out) {
+  size_t count = 0;
+  const auto read = [&](const Node& item) {
+    const std::optional<std::string> word = values_.String(item, key);
+    if (!word || count > kHostsMax) return;
+    const absl::StatusOr<std::vector<std::string>> hosts = HostsOf(*word);
+    if (!hosts.ok()) return values_.Error(item, key, hosts.status().message());
+    count += hosts->size();
+    if (count > kHostsMax)
+      return values_.Error(item, key, absl::StrCat("names more than ", kHostsMax, " hosts"));
+    out.push_back(*word);
+  };
+  if (node.kind != Node::Kind::kSequence) return read(node);
+  for (const Node& item : node.items) read(item);
+  if (node.items.empty() && key == "where.hosts")
+    values_.Error(node, key, "must name a host, or be left away");
 }
 
 void JobReader::ReadWorkdirPath(const Node& node) {

@@ -50,6 +50,7 @@ class JobReader {
   void ReadResources(const Node& node);
   void ReadTraffic(const Node& node);
   void ReadWhere(const Node& node);
+  void ReadHosts(const Node& node, absl::string_view key, std::vector<std::string>& out);
   void ReadWorkdir(const Node& node);
   void ReadWorkdirPath(const Node& node);
   std::string BesideFile(const Node& node, const std::string& key, const std::string& path);

@@ -158,8 +158,10 @@ struct JobSpec {
   std::map<std::string, uint64_t> traffic;  // by axis of `mesh`: bytes that a rank sends a step; else assumed
   Resources resources;
   std::map<std::string, std::string> where_labels;
+  // Words of HostsOf (hosts.h).
+  std::vector<std::string> where_hosts;  // only there; empty: wherever
   std::vector<std::string> where_exclude;
-  std::string where_rank0;   // host name or node id; empty: wherever
+  std::string where_rank0;   // on one of these; empty: wherever
   std::string workdir;       // absolute once the client resolved it
   std::string setup;         // runs once a node and content hash
   bool tty = false;          // stdout of each rank is a terminal, so that programs write it line by line

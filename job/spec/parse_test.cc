@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "job/spec/hosts.h"
 
 namespace gtrain::spec {
 namespace {
@@ -101,6 +102,27 @@ TEST(ParseJob, WhereRank0Goes) {
   const ParseResult result = ParseJob("run: a\nwhere: {rank0: node-2}\n", "job.yaml", Options());
   ASSERT_TRUE(result.ok()) << AllErrors(result);
   EXPECT_EQ(result.spec.where_rank0, "node-2");
+}
+
+TEST(ParseJob, HostsAreNamesOrHostlists) {
+  const ParseResult result = ParseJob(
+      "run: a\nwhere:\n  hosts: tux[0-3,12]\n  exclude: [tux1, \"n[08-09],login\"]\n  rank0: tux[2-3]\n",
+      "job.yaml", Options());
+  ASSERT_TRUE(result.ok()) << AllErrors(result);
+  EXPECT_EQ(NamesOf(result.spec.where_hosts), (HostNames{"tux0", "tux1", "tux12", "tux2", "tux3"}));
+  EXPECT_EQ(NamesOf(result.spec.where_exclude), (HostNames{"login", "n08", "n09", "tux1"}));
+  EXPECT_EQ(NamesOf({result.spec.where_rank0}), (HostNames{"tux2", "tux3"}));
+  const ParseResult wrong = ParseJob(
+      "run: a\nwhere:\n  hosts: []\n  exclude: [tux1, \"n[9-8]\"]\n  rank0: [a]\n", "job.yaml", Options());
+  EXPECT_THAT(AllErrors(wrong), HasSubstr("job.yaml:3:10: `where.hosts`: must name a host, or be left away"));
+  EXPECT_THAT(AllErrors(wrong),
+              HasSubstr("job.yaml:4:19: `where.exclude`: hostlist \"n[9-8]\": the range 9-8 "
+                        "runs backwards"));
+  EXPECT_THAT(AllErrors(wrong), HasSubstr("job.yaml:5:10: `where.rank0`: must be one name or one hostlist"));
+  const ParseResult many = ParseJob("run: a\nwhere:\n  hosts: [\"a[0-65535]\", \"b[0-9]\", \"c[0-65535]\"]\n",
+                                    "job.yaml", Options());
+  EXPECT_EQ(many.errors.size(), 1u) << AllErrors(many);
+  EXPECT_THAT(AllErrors(many), HasSubstr("names more than 65536 hosts"));
 }
 
 TEST(ParseJob, DefaultsAreTheDocumentedOnes) {

@@ -123,11 +123,12 @@ void PrintLabels(absl::string_view name, absl::string_view indent,
 }
 
 void PrintWhere(const JobSpec& spec, std::string& out) {
-  if (spec.where_labels.empty() && spec.where_exclude.empty() && spec.where_rank0.empty()) return;
-  out += "where:\n";
-  PrintLabels("labels", "  ", spec.where_labels, out);
-  if (!spec.where_exclude.empty()) absl::StrAppend(&out, "  exclude: ", List(spec.where_exclude), "\n");
-  if (!spec.where_rank0.empty()) absl::StrAppend(&out, "  rank0: ", Quote(spec.where_rank0), "\n");
+  std::string where;
+  PrintLabels("labels", "  ", spec.where_labels, where);
+  if (!spec.where_hosts.empty()) absl::StrAppend(&where, "  hosts: ", List(spec.where_hosts), "\n");
+  if (!spec.where_exclude.empty()) absl::StrAppend(&where, "  exclude: ", List(spec.where_exclude), "\n");
+  if (!spec.where_rank0.empty()) absl::StrAppend(&where, "  rank0: ", Quote(spec.where_rank0), "\n");
+  if (!where.empty()) absl::StrAppend(&out, "where:\n", where);
 }
 
 void PrintInherit(const InheritEnv& inherit, std::string& out) {

@@ -108,6 +108,7 @@ JobSpec RandomSpec(Rng& rng) {
   Randomize(s.resources, rng);
   if (rng.Chance(0.5)) s.where_labels = {{"a.b/c", RandomText(rng, true)}, {"true", ""}};
   if (rng.Chance(0.5)) s.where_exclude = {RandomText(rng, true)};
+  if (rng.Chance(0.3)) s.where_hosts = {"tux[0-3,12]", RandomText(rng, true)};
   if (rng.Chance(0.5)) s.workdir = "/w/" + RandomText(rng, true);
   if (rng.Chance(0.5)) s.env = {{"A", RandomText(rng, false)}, {"NULL", ""}, {"no", "no"}};
   if (rng.Chance(0.5))

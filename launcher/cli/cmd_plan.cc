@@ -76,12 +76,14 @@ absl::StatusOr<PlanNodes> GivenNodes(const std::string& text) {
   return nodes;
 }
 
-// An older head does not say what is unusable.
+// An older head does not say what is unusable. What agents say of themselves is on a line of its own,
+// whatever they put into it.
 plan::NodeView ViewOf(const json& node) {
   plan::NodeView view;
   view.id = NodeId(node.at("id").get<std::string>());
-  view.hostname = node.at("hostname").get<std::string>();
-  view.labels = node.at("labels").get<std::map<std::string, std::string>>();
+  view.hostname = SafeText(node.at("hostname").get<std::string>());
+  for (const auto& [key, value] : node.at("labels").get<std::map<std::string, std::string>>())
+    view.labels[SafeText(key)] = SafeText(value);
   view.cpus = node.at("cpus").get<int>();
   view.cpus_free = node.at("cpus_free").get<int>();
   view.cpus_bound = node.value("cpus_bound", std::set<int>());
@@ -94,7 +96,7 @@ plan::NodeView ViewOf(const json& node) {
   }
   view.gpus_free = node.at("gpus_free").get<std::vector<int>>();
   const std::string state = node.at("state").get<std::string>();
-  view.unusable = node.value("unusable", state == "alive" ? "" : state);
+  view.unusable = SafeText(node.value("unusable", state == "alive" ? "" : state));
   return view;
 }
 

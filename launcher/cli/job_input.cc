@@ -5,9 +5,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/path.h"
 #include "base/status_macros.h"
@@ -67,6 +69,11 @@ absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
                                            Unexpanded(env.substr(equals + 1))));
   }
   if (args.Has("name")) options.overlays.push_back(TextOverlay("--name", "name", args.Get("name")));
+  for (const auto& [flag, key] : {std::pair("hosts", "where.hosts"), std::pair("exclude", "where.exclude")}) {
+    if (!args.Has(flag)) continue;
+    const std::string list = absl::StrJoin(args.All(flag), ",");
+    options.overlays.push_back(TextOverlay(absl::StrCat("--", flag, " ", list.substr(0, 40)), key, list));
+  }
   if (args.Has("rank0-host"))
     options.overlays.push_back(TextOverlay("--rank0-host", "where.rank0", args.Get("rank0-host")));
   if (args.Has("ranks")) {
@@ -116,6 +123,8 @@ std::vector<Flag> JobFlags() {
       {"set", '\0', "KEY=VALUE", "set a key of the job, dotted (checkpoint.every=60s); repeatable", true},
       {"env", '\0', "NAME=VALUE", "an environment variable of the ranks; repeatable", true},
       {"name", '\0', "NAME", "name of the job"},
+      {"hosts", '\0', "HOSTS", "only on these, such as tux[0-3,12] (where.hosts); repeatable", true},
+      {"exclude", '\0', "HOSTS", "not on these (where.exclude); repeatable", true},
       {"rank0-host", '\0', "HOST", "where rank 0 goes (where.rank0)"},
   };
 }

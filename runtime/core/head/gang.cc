@@ -1,6 +1,7 @@
 #include "runtime/core/head/gang.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -23,8 +24,9 @@ plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
   demand.all_gpus = spec.per == spec::Per::kNode && !spec.resources.gpus;
   demand.gpu_types = spec.resources.gpu_type;
   demand.labels = spec.where_labels;
-  demand.exclude = spec.where_exclude;
-  demand.rank0 = spec.where_rank0;
+  demand.hosts = spec::NamesOf(spec.where_hosts);
+  demand.exclude = spec::NamesOf(spec.where_exclude);
+  if (!spec.where_rank0.empty()) demand.rank0 = spec::NamesOf({spec.where_rank0});
   demand.oversubscribe_cpus = spec.resources.oversubscribe.value_or(may_oversubscribe);
   return demand;
 }
@@ -52,14 +54,26 @@ void Occupy(plan::NodeView& view, const RankPlace& rank, const plan::Demand& dem
   for (const int gpu : rank.gpus) std::erase(view.gpus_free, gpu);
 }
 
+std::vector<size_t> VerdictsThatMatter(const plan::Placement& now) {
+  const std::set<NodeId> named(now.named.begin(), now.named.end());
+  std::vector<size_t> that_matter;
+  for (size_t i = 0; i < now.verdicts.size(); ++i) {
+    if (now.remedy.empty() || named.contains(now.verdicts[i].node)) that_matter.push_back(i);
+  }
+  return that_matter;
+}
+
 std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& when_empty,
                              const std::map<NodeId, std::vector<std::string>>& holders) {
   std::vector<Blocker> blockers;
   if (now.verdicts.empty()) {
     blockers.push_back({"", "no node has joined", 0, {}, "a node joins (gtrain agent --join)"});
   }
-  const size_t shown = std::min(now.verdicts.size(), kBlockersMax);
-  for (size_t i = 0; i < shown; ++i) {
+  const std::vector<size_t> that_matter = VerdictsThatMatter(now);
+  const size_t shown = std::min(that_matter.size(), kBlockersMax);
+  const std::string larger = now.remedy.empty() ? "a larger node, or a smaller demand" : now.remedy;
+  for (size_t at = 0; at < shown; ++at) {
+    const size_t i = that_matter[at];
     const plan::NodeVerdict& verdict = now.verdicts[i];
     Blocker blocker{verdict.hostname, verdict.limit, verdict.room, {}, ""};
     if (const auto it = holders.find(verdict.node); it != holders.end()) blocker.held_by = it->second;
@@ -68,16 +82,20 @@ std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& 
       blocker.unblocked_by =
           absl::StrCat("when ", absl::StrJoin(blocker.held_by, ", "), " ends it takes ", room_empty);
     } else if (!verdict.limit.empty()) {
-      blocker.unblocked_by = verdict.remedy.empty() ? "a larger node, or a smaller demand" : verdict.remedy;
+      blocker.unblocked_by = verdict.remedy.empty() ? larger : verdict.remedy;
     }
     blockers.push_back(std::move(blocker));
   }
-  if (shown < now.verdicts.size()) {
+  if (shown < that_matter.size()) {
     blockers.push_back(
-        {"", absl::StrCat("likewise on ", now.verdicts.size() - shown, " more nodes"), 0, {}, ""});
+        {"", absl::StrCat("likewise on ", that_matter.size() - shown, " more nodes"), 0, {}, ""});
   }
   if (!now.verdicts.empty() && !when_empty.placed) {
-    blockers.push_back({"", when_empty.reason, 0, {}, "more nodes, or a smaller demand"});
+    blockers.push_back({"",
+                        when_empty.reason,
+                        0,
+                        {},
+                        when_empty.remedy.empty() ? "more nodes, or a smaller demand" : when_empty.remedy});
   }
   return blockers;
 }

@@ -91,6 +91,29 @@ TEST_F(OccupyTest, ExplainSaysWhoHoldsWhatAndWhatWouldHelp) {
   EXPECT_THAT(never.back().constraint, HasSubstr("needs 9 ranks; there is room for 8"));
 }
 
+// What other nodes have does not matter to who waits for one of them.
+TEST(Explain, OfAJobThatWaitsForRank0sHostOnlyThatIsSaid) {
+  std::vector<plan::NodeView> views(50);
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].id = NodeId(absl::StrCat("n", 100 + i));
+    views[i].hostname = absl::StrCat("tux", i);
+    views[i].cpus = views[i].cpus_free = 4;
+  }
+  views[40].cpus_free = 0;
+  plan::Demand wanting;
+  wanting.rank0 = {"tux40"};
+  const plan::Placement now = plan::Place(views, wanting), empty = plan::Place(plan::Emptied(views), wanting);
+  const auto held = Explain(now, empty, {{NodeId("n140"), {"train-1"}}});
+  ASSERT_EQ(held.size(), 1u);
+  EXPECT_EQ(held[0], (Blocker{"tux40", "cpus: 0 of 4 free", 0, {"train-1"}, "when train-1 ends it takes 1"}));
+  wanting.rank0 = {"tux99"};
+  const plan::Placement gone = plan::Place(views, wanting);
+  const auto absent = Explain(gone, gone, {});
+  ASSERT_EQ(absent.size(), 1u);
+  EXPECT_EQ(absent[0].constraint, "rank 0 goes on tux99 by where.rank0, and no node that is up is called so");
+  EXPECT_EQ(absent[0].unblocked_by, "a node of that name joins, or another where.rank0");
+}
+
 TEST(Explain, ManyNodesAreCounted) {
   std::vector<plan::NodeView> views(1000);
   for (size_t i = 0; i < views.size(); ++i) views[i].id = NodeId(absl::StrCat("n", 1000 + i));
