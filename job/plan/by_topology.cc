@@ -40,8 +40,10 @@ enum class Inside { kOfFile, kGpus, kPlain };
 class Seats {
  public:
   // `machines`: of each candidate in `topology`, kUnknown where it has none.
-  Seats(const std::vector<Candidate>& candidates, const Topology& topology, std::vector<int> machines)
-      : candidates_(candidates), topology_(topology), file_machine_(std::move(machines)) {
+  // `share`: ranks share GPUs, so that a slot has none of its own.
+  Seats(const std::vector<Candidate>& candidates, const Topology& topology, std::vector<int> machines,
+        bool share)
+      : candidates_(candidates), topology_(topology), file_machine_(std::move(machines)), share_(share) {
     for (const Candidate& c : candidates) gpus_per_rank_ = std::max(gpus_per_rank_, c.gpus_per_rank);
     for (size_t i = 0; i < candidates.size(); ++i) inside_.push_back(InsideOf(i));
   }
@@ -75,7 +77,7 @@ class Seats {
  private:
   Inside InsideOf(size_t i) const {
     const Candidate& c = candidates_[i];
-    if (c.gpus_per_rank == 0 || c.gpus_per_rank != gpus_per_rank_) return Inside::kPlain;
+    if (share_ || c.gpus_per_rank == 0 || c.gpus_per_rank != gpus_per_rank_) return Inside::kPlain;
     const bool as_filed = file_machine_[i] != kUnknown && ShapeOf(i).gpus.size() == c.view->gpu_models.size();
     return as_filed ? Inside::kOfFile : Inside::kGpus;
   }
@@ -190,6 +192,7 @@ class Seats {
   const std::vector<Candidate>& candidates_;
   const Topology& topology_;
   std::vector<int> file_machine_;
+  bool share_ = false;
   std::vector<Inside> inside_;
   int gpus_per_rank_ = 0;
   std::vector<int> machine_of_;  // of the sketch, by candidate
@@ -403,7 +406,7 @@ bool AllHaveTheirs(const Seats& seats, const std::vector<Candidate>& candidates,
 std::vector<std::vector<int>> GpusOf(const Seats& seats, const std::vector<Candidate>& candidates,
                                      const std::vector<int32_t>& slots, const std::vector<RankSlot>& stay) {
   std::vector<std::vector<int>> gpus(slots.size());
-  std::vector<std::set<int>> left;
+  std::vector<std::multiset<int>> left;
   for (const Candidate& c : candidates) left.emplace_back(c.gpus.begin(), c.gpus.end());
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     const size_t i = seats.CandidateOf(slots[rank]);
@@ -414,7 +417,7 @@ std::vector<std::vector<int>> GpusOf(const Seats& seats, const std::vector<Candi
     if (static_cast<int>(wanted.size()) != candidates[i].gpus_per_rank ||
         !std::ranges::all_of(wanted, [&](int gpu) { return left[i].contains(gpu); }))
       continue;
-    for (const int gpu : wanted) left[i].erase(gpu);
+    for (const int gpu : wanted) left[i].erase(left[i].find(gpu));
     gpus[rank] = wanted;
   }
   for (size_t rank = 0; rank < slots.size(); ++rank) {
@@ -685,8 +688,10 @@ void FillSpeeds(const Fabric& fabric, Topology& topology) {
 }
 
 // On one machine no link is involved, and of its inside something is known only where the topology has GPUs.
-// Most jobs of a busy cluster are such: they are to cost the head nothing.
-bool NothingToChoose(const Placement& packed, const Topology& topology) {
+// Most jobs of a busy cluster are such: they are to cost the head nothing. Who names the host of each rank
+// has chosen.
+bool NothingToChoose(const Placement& packed, const Demand& demand, const Topology& topology) {
+  if (!demand.rank_hosts.empty()) return true;
   const bool has_gpus = !packed.ranks.empty() && !packed.ranks[0].gpus.empty();
   const bool knows =
       std::ranges::any_of(topology.shapes, [](const topology::Shape& s) { return !s.gpus.empty(); });
@@ -833,7 +838,7 @@ Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, P
                      const KnownTopology& known, const std::vector<spec::MeshAxis>& axes,
                      const std::vector<RankSlot>& before, const Traffic& traffic) {
   if (!packed.placed || demand.oversubscribe_cpus || known.empty()) return packed;
-  if (NothingToChoose(packed, known.topology())) return packed;
+  if (NothingToChoose(packed, demand, known.topology())) return packed;
   const bool go_on = !demand.waiting.empty();
   std::vector<RankSlot> stay = go_on ? WhoGoesOn(packed, demand) : before;
   if (go_on && std::ranges::all_of(stay, HasPlace)) return packed;
@@ -850,7 +855,7 @@ Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, P
   Topology part;
   const std::optional<std::set<NodeId>> allowed =
       Narrow(known, demand, packed, stay, candidates, machines, part);
-  Seats seats(candidates, allowed ? part : known.topology(), std::move(machines));
+  Seats seats(candidates, allowed ? part : known.topology(), std::move(machines), demand.gpu_share > 0);
   if (!seats.Compile(stay)) return packed;
   std::vector<int32_t> kept = Kept(seats, candidates, seats.usable(), stay, world);
   if (go_on && !AllHaveTheirs(seats, candidates, kept, stay)) return packed;

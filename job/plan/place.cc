@@ -20,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "base/units.h"
 #include "job/plan/room.h"
+#include "job/spec/print.h"
 
 namespace gtrain::plan {
 namespace {
@@ -33,11 +34,12 @@ void ChooseGpus(const Demand& demand, Candidate& c) {
     if (demand.previous[rank] == c.view->id) order.insert(order.end(), gpus.begin(), gpus.end());
   }
   order.insert(order.end(), c.gpus.begin(), c.gpus.end());
-  const std::set<int> free(c.gpus.begin(), c.gpus.end());
+  std::multiset<int> free(c.gpus.begin(), c.gpus.end());
   const size_t wanted = static_cast<size_t>(c.given) * static_cast<size_t>(c.gpus_per_rank);
-  std::set<int> chosen;
+  std::multiset<int> chosen;
   for (const int gpu : order) {
-    if (chosen.size() < wanted && free.contains(gpu)) chosen.insert(gpu);
+    if (const auto it = free.find(gpu); chosen.size() < wanted && it != free.end())
+      chosen.insert(free.extract(it));
   }
   c.gpus.assign(chosen.begin(), chosen.end());
 }
@@ -132,15 +134,15 @@ std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const 
 std::vector<std::vector<int>> GpusOf(const std::vector<Candidate>& candidates,
                                      const std::vector<size_t>& node_of, const Demand& demand) {
   std::vector<std::vector<int>> gpus(node_of.size());
-  std::vector<std::set<int>> left;
+  std::vector<std::multiset<int>> left;
   for (const Candidate& c : candidates) left.emplace_back(c.gpus.begin(), c.gpus.end());
   const auto take = [&](size_t rank, const std::vector<int>& wanted) {
-    std::set<int>& there = left[node_of[rank]];
+    std::multiset<int>& there = left[node_of[rank]];
     const bool fits = !wanted.empty() && gpus[rank].empty() &&
                       static_cast<int>(wanted.size()) == candidates[node_of[rank]].gpus_per_rank &&
                       std::ranges::all_of(wanted, [&](int gpu) { return there.contains(gpu); });
     if (!fits) return;
-    for (const int gpu : wanted) there.erase(gpu);
+    for (const int gpu : wanted) there.erase(there.find(gpu));
     gpus[rank] = wanted;
   };
   for (size_t rank = 0; rank < std::min(node_of.size(), demand.previous_gpus.size()); ++rank) {
@@ -155,25 +157,13 @@ std::vector<std::vector<int>> GpusOf(const std::vector<Candidate>& candidates,
     }
   }
   for (size_t rank = 0; rank < node_of.size(); ++rank) {
-    std::set<int>& there = left[node_of[rank]];
+    std::multiset<int>& there = left[node_of[rank]];
     const auto last =
         std::next(there.begin(), gpus[rank].empty() ? candidates[node_of[rank]].gpus_per_rank : 0);
     gpus[rank].insert(gpus[rank].end(), there.begin(), last);
     there.erase(there.begin(), last);
   }
   return gpus;
-}
-
-void Warn(const std::vector<Candidate>& candidates, const Demand& demand, Placement& out) {
-  if (!demand.oversubscribe_cpus) return;
-  for (const Candidate& c : candidates) {
-    const int need = c.given * demand.cpus.value_or(1);
-    if (c.given > 0 && need > c.view->cpus_free) {
-      out.warnings.push_back(absl::StrCat(
-          c.view->hostname, ": ", c.given, demand.spares > 0 ? " processes need " : " ranks need ", need,
-          " cpus, ", c.view->cpus_free, " of ", c.view->cpus, " are free; they share them (oversubscribed)"));
-    }
-  }
 }
 
 std::string Wanted(const Demand& demand) {
@@ -185,6 +175,8 @@ std::string Wanted(const Demand& demand) {
   if (demand.cpus) absl::StrAppend(&text, ", ", *demand.cpus, " cpus each");
   if (demand.memory_bytes > 0) absl::StrAppend(&text, ", ", PrintBytes(demand.memory_bytes), " each");
   if (demand.gpus.value_or(0) > 0) absl::StrAppend(&text, ", ", *demand.gpus, " GPUs each");
+  if (demand.gpu_share > 0)
+    absl::StrAppend(&text, ", ", spec::PrintGpuShare(demand.gpu_share), " of a GPU each");
   return text;
 }
 
@@ -226,15 +218,15 @@ void RefuseRank0(const std::vector<NodeView>& nodes, const Demand& demand, const
   out.remedy = absl::StrCat("room on ", names, ", or another where.rank0");
 }
 
-Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
+// The nodes with room, and a verdict for each node.
+std::vector<Candidate> FindRoom(const std::vector<NodeView>& nodes, const Demand& demand,
+                                const std::set<NodeId>& rank0, Placement& out) {
   std::vector<const NodeView*> by_id;
   by_id.reserve(nodes.size());
   for (const NodeView& node : nodes) by_id.push_back(&node);
   std::sort(by_id.begin(), by_id.end(), [](const NodeView* a, const NodeView* b) { return a->id < b->id; });
   std::map<NodeId, int> previous;
   for (const NodeId& node : demand.previous) ++previous[node];
-  const std::set<NodeId> rank0 = NodesCalled(nodes, demand.rank0);
-  Placement out;
   std::vector<Candidate> candidates;
   for (const NodeView* node : by_id) {
     Candidate candidate;
@@ -247,22 +239,33 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   }
   for (NodeVerdict& verdict : out.verdicts)
     verdict.room = std::min(verdict.room, demand.count_nodes ? kUnlimited : demand.max);
+  return candidates;
+}
+
+Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
+  const std::set<NodeId> rank0 = NodesCalled(nodes, demand.rank0);
+  Placement out;
+  std::vector<Candidate> candidates = FindRoom(nodes, demand, rank0, out);
   SortByPreference(candidates, demand);
   const int world = Give(candidates, demand);
   std::erase_if(candidates, [](const Candidate& c) { return c.given == 0; });
   for (Candidate& c : candidates) ChooseGpus(demand, c);
   const int got = demand.count_nodes ? static_cast<int>(candidates.size()) : world;
   const bool enough = got >= demand.min && world > 0 && world % demand.unit == 0;
-  const bool has_rank0 = demand.rank0.empty() || (enough && candidates[0].may_have_rank0);
-  if (!enough) out.reason = WhyNot(out, demand, got);
-  if (enough && !has_rank0) RefuseRank0(nodes, demand, rank0, out);
-  if (!out.reason.empty()) return out;
+  if (!enough) {
+    out.reason = WhyNot(out, demand, got);
+    return out;
+  }
+  if (!demand.rank0.empty() && !candidates[0].may_have_rank0) {
+    RefuseRank0(nodes, demand, rank0, out);
+    return out;
+  }
   std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
     return a.may_have_rank0 != b.may_have_rank0 ? a.may_have_rank0 : a.view->id < b.view->id;
   });
   const std::vector<size_t> node_of = Number(candidates, world, demand);
   FillSlots(candidates, node_of, GpusOf(candidates, node_of, demand), demand, out);
-  Warn(candidates, demand, out);
+  WarnOfSharing(candidates, demand, out);
   out.placed = true;
   const auto given = [](const Candidate& c) { return absl::StrCat(c.given, " on ", c.view->hostname); };
   const int most = demand.max - demand.spares;
@@ -278,6 +281,7 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
 }  // namespace
 
 Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
+  if (!demand.rank_hosts.empty()) return PlaceByRank(nodes, demand);
   if (!demand.oversubscribe_cpus || demand.min == demand.max) return PlaceOnce(nodes, demand);
   // CPUs are shared for the sake of the least that was asked for, never for more.
   Demand wanted = demand;
@@ -299,6 +303,7 @@ std::vector<NodeView> Emptied(std::vector<NodeView> nodes) {
     node.cpus_bound.clear();
     node.memory_free_bytes = node.memory_bytes;
     node.gpus_free.clear();
+    node.gpu_shares.clear();
     for (size_t i = 0; i < node.gpu_models.size(); ++i) node.gpus_free.push_back(static_cast<int>(i));
   }
   return nodes;

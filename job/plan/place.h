@@ -31,7 +31,8 @@ struct NodeView {
   uint64_t memory_free_bytes = 0;
   std::vector<std::string> gpu_models;  // index = GPU
   std::vector<int> gpu_numa;            // index = GPU; empty, or -1 for one: unknown
-  std::vector<int> gpus_free;           // ascending
+  std::vector<int> gpus_free;           // ascending; of which no rank has a part
+  std::map<int, int> gpu_shares;        // of those that ranks share: how much is taken, in thousandths
   std::string unusable;                 // why it takes no ranks at all; empty = it does
 };
 
@@ -52,6 +53,7 @@ struct Demand {
   std::optional<int> cpus;    // per rank; nullopt = auto: one each at least, not bound
   uint64_t memory_bytes = 0;  // per rank; 0 = not limited
   std::optional<int> gpus;    // per rank; nullopt = auto: one where there are GPUs
+  int gpu_share = 0;          // thousandths of one GPU per rank, instead of `gpus`; 0: whole ones
   bool all_gpus = false;      // `per: node` with auto: one process gets every GPU of the node
   std::vector<std::string> gpu_types;  // any of; matched inside the model, ignoring case
   std::map<std::string, std::string> labels;
@@ -59,8 +61,15 @@ struct Demand {
   spec::HostNames hosts;    // only there; empty: wherever
   spec::HostNames exclude;  // not there, whatever `hosts` says
   spec::HostNames rank0;    // where rank 0 goes, on one of these; empty: wherever
-  int asked = 0;            // by a person while the job ran, of min to max; 0: nobody did
-  int spares = 0;           // of max: what waits beside the ranks, so that words do not call it one
+  // Where each rank goes, by rank; empty: wherever. One of host_names, and which of the places there, counted
+  // in GPUs of a rank; -1: any.
+  struct RankHost {
+    int host = 0, slot = -1;
+  };
+  std::vector<std::string> host_names;
+  std::vector<RankHost> rank_hosts;
+  int asked = 0;   // by a person while the job ran, of min to max; 0: nobody did
+  int spares = 0;  // of max: what waits beside the ranks, so that words do not call it one
   bool oversubscribe_cpus = false;
   std::vector<NodeId> previous;                 // index = rank of the last generation
   std::vector<std::vector<int>> previous_gpus;  // of each; may be shorter

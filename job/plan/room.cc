@@ -11,12 +11,21 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/units.h"
+#include "job/spec/job_spec.h"
+#include "job/spec/print.h"
 #include "topology/hostlist.h"
 
 namespace gtrain::plan {
 namespace {
 
+using spec::kWholeGpu;
+
+// A part of a GPU that the driver has made a device of (NVIDIA MIG), by its name: "NVIDIA H100 MIG 1g.10gb".
+bool IsInstance(const std::string& model) { return absl::StrContains(model, "MIG "); }
+
+// A process can use one instance and no more.
 bool WantedModel(const std::string& model, const Demand& demand) {
+  if (demand.gpus.value_or(0) > 1 && IsInstance(model)) return false;
   if (demand.gpu_types.empty()) return true;
   const std::string lower = absl::AsciiStrToLower(model);
   return std::any_of(demand.gpu_types.begin(), demand.gpu_types.end(), [&](const std::string& type) {
@@ -49,6 +58,7 @@ Exclusion Excluded(const NodeView& node, const Demand& demand) {
 }
 
 int GpusPerRank(const NodeView& node, int wanted_models, const Demand& demand) {
+  if (demand.gpu_share > 0) return 1;
   if (demand.all_gpus) return wanted_models;
   if (demand.gpus) return *demand.gpus;
   return node.gpu_models.empty() || wanted_models == 0 ? 0 : 1;
@@ -91,6 +101,30 @@ std::vector<int> TakeCpus(const NodeView& node, const std::vector<int>& gpus, si
   std::ranges::sort(order);
   bound.insert(order.begin(), order.end());
   return order;
+}
+
+std::vector<int> FreeGpus(const NodeView& node, const Demand& demand) {
+  std::vector<int> free;
+  for (const int gpu : node.gpus_free) {
+    if (WantedModel(node.gpu_models.at(gpu), demand)) free.push_back(gpu);
+  }
+  return free;
+}
+
+// Ranks share as few GPUs as they can, so the fullest comes first.
+std::vector<int> GpusToShare(const NodeView& node, const Demand& demand) {
+  std::vector<std::pair<int, int>> left;  // thousandths, GPU
+  for (const int gpu : node.gpus_free) left.emplace_back(kWholeGpu, gpu);
+  for (const auto& [gpu, taken] : node.gpu_shares) left.emplace_back(kWholeGpu - taken, gpu);
+  std::ranges::sort(left);
+  std::vector<int> gpus;
+  for (const auto& [thousandths, gpu] : left) {
+    // An agent that starts anew may find fewer than its ranks were given.
+    if (gpu >= static_cast<int>(node.gpu_models.size()) || !WantedModel(node.gpu_models[gpu], demand))
+      continue;
+    for (int room = thousandths / demand.gpu_share; room > 0; --room) gpus.push_back(gpu);
+  }
+  return gpus;
 }
 
 bool LooksLikeId(absl::string_view name) {
@@ -171,9 +205,7 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   if (!verdict.limit.empty()) return verdict;
   int wanted_models = 0;
   for (const std::string& model : node.gpu_models) wanted_models += WantedModel(model, demand) ? 1 : 0;
-  for (const int gpu : node.gpus_free) {
-    if (WantedModel(node.gpu_models.at(gpu), demand)) out.gpus.push_back(gpu);
-  }
+  out.gpus = demand.gpu_share > 0 ? GpusToShare(node, demand) : FreeGpus(node, demand);
   out.gpus_per_rank = GpusPerRank(node, wanted_models, demand);
   if (!demand.gpu_types.empty() && wanted_models == 0) {
     verdict.limit = absl::StrCat("no GPU of type ", absl::StrJoin(demand.gpu_types, " or "));
@@ -193,10 +225,17 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   }
   if (out.gpus_per_rank > 0) {
     Limit(static_cast<int>(out.gpus.size()) / out.gpus_per_rank,
-          absl::StrCat("gpus: ", out.gpus.size(), " of ", wanted_models, " free"), room, verdict.limit);
+          demand.gpu_share > 0
+              ? absl::StrCat("gpus: ", wanted_models, wanted_models == 1 ? " has" : " have", " room for ",
+                             out.gpus.size(), " times ", spec::PrintGpuShare(demand.gpu_share))
+              : absl::StrCat("gpus: ", out.gpus.size(), " of ", wanted_models, " free"),
+          room, verdict.limit);
   }
   int exact = demand.ranks_per_node.value_or(0);
-  if (!demand.ranks_per_node && demand.count_nodes) exact = demand.all_gpus ? 1 : std::max(1, wanted_models);
+  if (!demand.ranks_per_node && demand.count_nodes) {
+    const int each = demand.gpu_share > 0 ? kWholeGpu / demand.gpu_share : 1;
+    exact = demand.all_gpus ? 1 : std::max(1, wanted_models * each);
+  }
   if (exact > 0) {
     if (room < exact) {
       verdict.limit = absl::StrCat(verdict.limit, ", room for ", room, " of ", exact, " ranks a node");
@@ -208,6 +247,18 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   }
   verdict.room = out.room = room;
   return verdict;
+}
+
+void WarnOfSharing(const std::vector<Candidate>& candidates, const Demand& demand, Placement& out) {
+  if (!demand.oversubscribe_cpus) return;
+  for (const Candidate& c : candidates) {
+    const int need = c.given * demand.cpus.value_or(1);
+    if (c.given > 0 && need > c.view->cpus_free) {
+      out.warnings.push_back(absl::StrCat(
+          c.view->hostname, ": ", c.given, demand.spares > 0 ? " processes need " : " ranks need ", need,
+          " cpus, ", c.view->cpus_free, " of ", c.view->cpus, " are free; they share them (oversubscribed)"));
+    }
+  }
 }
 
 void FillSlots(const std::vector<Candidate>& candidates, const std::vector<size_t>& candidate_of,

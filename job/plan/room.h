@@ -17,7 +17,8 @@ inline constexpr int kUnlimited = std::numeric_limits<int>::max();
 
 struct Candidate {
   const NodeView* view = nullptr;
-  std::vector<int> gpus;  // free and of a wanted type
+  // Free and of a wanted type; one that ranks share so often as it takes one more, the fullest first.
+  std::vector<int> gpus;
   int gpus_per_rank = 0;
   int room = 0;
   int previous = 0;  // ranks it held before
@@ -62,6 +63,12 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out);
 // `candidate_of`: the index of each rank's node in `candidates`; `gpus` those of each rank.
 void FillSlots(const std::vector<Candidate>& candidates, const std::vector<size_t>& candidate_of,
                const std::vector<std::vector<int>>& gpus, const Demand& demand, Placement& out);
+
+// Place(), where the job names the host of each rank.
+Placement PlaceByRank(const std::vector<NodeView>& nodes, const Demand& demand);
+
+// A warning for each node whose ranks share CPUs, where the job may.
+void WarnOfSharing(const std::vector<Candidate>& candidates, const Demand& demand, Placement& out);
 
 // The first eight of `nodes`, each as `said` says it, and how many more there are: a reason travels in every
 // document of its job.

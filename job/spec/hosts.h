@@ -16,6 +16,10 @@ inline constexpr size_t kHostsMax = 65'536;  // that one key may name
 // Slurm writes it ("tux[0-3,12]"). InvalidArgument says what is wrong with the list.
 absl::StatusOr<std::vector<std::string>> HostsOf(absl::string_view word);
 
+// "0-3,7": numbers below `max` in the order in which they are written.
+absl::StatusOr<std::vector<int>> ParseRankList(absl::string_view text, int max);
+std::string PrintRankList(const std::vector<int>& numbers);
+
 using HostNames = std::set<std::string, std::less<>>;
 
 // All that the words of a key name. A word that HostsOf refuses names nothing: the parser has seen them all.

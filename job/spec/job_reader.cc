@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/path.h"
 #include "base/pattern.h"
 #include "job/spec/hosts.h"
@@ -22,6 +23,7 @@ namespace {
 
 constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 constexpr size_t kWordsMax = 4096;
+constexpr int kSlotsMax = 65'536;            // of a machine
 constexpr size_t kWordBytesMax = 128 << 10;  // Linux refuses longer arguments
 
 struct Synonym {
@@ -79,6 +81,20 @@ constexpr int kMatrixRankMax = 64;  // likewise
 constexpr int kWholeShare = 1'000'000;
 
 constexpr absl::string_view kSignals[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"};
+
+// A part of one GPU in thousandths: a decimal of at most three digits, or 1/N; 0: it is none.
+int GpuShareOf(absl::string_view text) {
+  int number = 0;
+  if (absl::ConsumePrefix(&text, "1/"))
+    return absl::c_all_of(text, absl::ascii_isdigit) && absl::SimpleAtoi(text, &number) && number >= 2 &&
+                   number <= kWholeGpu
+               ? kWholeGpu / number
+               : 0;
+  if (!absl::ConsumePrefix(&text, "0.") || text.empty() || text.size() > 3 ||
+      !absl::c_all_of(text, absl::ascii_isdigit))
+    return 0;
+  return absl::SimpleAtoi(absl::StrCat(text, std::string(3 - text.size(), '0')), &number) ? number : 0;
+}
 
 }  // namespace
 
@@ -339,37 +355,48 @@ void JobReader::ReadResources(const Node& node) {
     if (Values::Is(n, "auto")) return;
     if (const auto value = values_.Int(n, key, min, max)) out = static_cast<int>(*value);
   };
-  ReadMapping(node, "resources",
-              {{"cpus", [&](const Node& n) { number_or_auto(n, "resources.cpus", 1, 8192, r.cpus); }},
-               {"memory",
-                [&](const Node& n) {
-                  if (!Values::Is(n, "unlimited"))
-                    r.memory = values_.Bytes(n, "resources.memory", 1 << 20, uint64_t{1} << 50);
-                }},
-               {"gpus", [&](const Node& n) { number_or_auto(n, "resources.gpus", 0, 1024, r.gpus); }},
-               {"gpu_type",
-                [&](const Node& n) {
-                  if (n.kind == Node::Kind::kSequence) {
-                    if (auto types = values_.Strings(n, "resources.gpu_type")) r.gpu_type = *std::move(types);
-                  } else if (auto type = values_.String(n, "resources.gpu_type")) {
-                    r.gpu_type = {*std::move(type)};
-                  }
-                }},
-               {"shm",
-                [&](const Node& n) {
-                  if (const auto shm = values_.Bytes(n, "resources.shm", 1 << 20, uint64_t{1} << 44))
-                    r.shm = *shm;
-                }},
-               {"processes",
-                [&](const Node& n) { number_or_auto(n, "resources.processes", 16, 4 << 20, r.processes); }},
-               {"visible",
-                [&](const Node& n) {
-                  if (const auto choice = values_.Choice(n, "resources.visible", {"node", "rank"}))
-                    r.visible_node = *choice == 0;
-                }},
-               {"oversubscribe", [&](const Node& n) {
-                  if (!Values::Is(n, "auto")) r.oversubscribe = values_.Bool(n, "resources.oversubscribe");
-                }}});
+  ReadMapping(
+      node, "resources",
+      {{"cpus", [&](const Node& n) { number_or_auto(n, "resources.cpus", 1, 8192, r.cpus); }},
+       {"memory",
+        [&](const Node& n) {
+          if (!Values::Is(n, "unlimited"))
+            r.memory = values_.Bytes(n, "resources.memory", 1 << 20, uint64_t{1} << 50);
+        }},
+       {"gpus",
+        [&](const Node& n) {
+          const bool part =
+              n.kind == Node::Kind::kScalar && !n.quoted && n.scalar.find_first_of("./") != std::string::npos;
+          if (!part) return number_or_auto(n, "resources.gpus", 0, 1024, r.gpus);
+          r.gpu_share = GpuShareOf(n.scalar);
+          if (r.gpu_share == 0)
+            values_.Error(n, "resources.gpus",
+                          absl::StrCat(Shown(n.scalar),
+                                       " is no part of a GPU: write a decimal below 1 with at most three "
+                                       "digits (0.5, 0.25), or 1/N; several GPUs are a whole number"));
+        }},
+       {"gpu_type",
+        [&](const Node& n) {
+          if (n.kind == Node::Kind::kSequence) {
+            if (auto types = values_.Strings(n, "resources.gpu_type")) r.gpu_type = *std::move(types);
+          } else if (auto type = values_.String(n, "resources.gpu_type")) {
+            r.gpu_type = {*std::move(type)};
+          }
+        }},
+       {"shm",
+        [&](const Node& n) {
+          if (const auto shm = values_.Bytes(n, "resources.shm", 1 << 20, uint64_t{1} << 44)) r.shm = *shm;
+        }},
+       {"processes",
+        [&](const Node& n) { number_or_auto(n, "resources.processes", 16, 4 << 20, r.processes); }},
+       {"visible",
+        [&](const Node& n) {
+          if (const auto choice = values_.Choice(n, "resources.visible", {"node", "rank"}))
+            r.visible_node = *choice == 0;
+        }},
+       {"oversubscribe", [&](const Node& n) {
+          if (!Values::Is(n, "auto")) r.oversubscribe = values_.Bool(n, "resources.oversubscribe");
+        }}});
 }
 
 void JobReader::ReadWhere(const Node& node) {
@@ -377,6 +404,7 @@ void JobReader::ReadWhere(const Node& node) {
               {{"labels", [this](const Node& n) { ReadLabels(n, "where.labels", spec_.where_labels); }},
                {"hosts", [this](const Node& n) { ReadHosts(n, "where.hosts", spec_.where_hosts); }},
                {"exclude", [this](const Node& n) { ReadHosts(n, "where.exclude", spec_.where_exclude); }},
+               {"ranks", [this](const Node& n) { ReadRanksOn(n); }},
                {"rank0", [this](const Node& n) {
                   std::vector<std::string> words;
                   if (n.kind == Node::Kind::kSequence) {
@@ -386,6 +414,45 @@ void JobReader::ReadWhere(const Node& node) {
                   }
                   if (!words.empty()) spec_.where_rank0 = std::move(words[0]);
                 }}});
+}
+
+// {0-3: HOST, 4-7: HOST slot=0-3}
+void JobReader::ReadRanksOn(const Node& node) {
+  if (!values_.Mapping(node, "where.ranks")) return;
+  for (const auto& [key, value] : node.entries) {
+    RanksOn place;
+    const absl::StatusOr<std::vector<int>> ranks = ParseRankList(key.scalar, kRanksMax);
+    if (!ranks.ok()) {
+      report_.Error(key.place, absl::StrCat("`where.ranks`: ", ranks.status().message()));
+      continue;
+    }
+    place.ranks = *ranks;
+    const std::optional<std::string> text = values_.String(value, "where.ranks");
+    if (!text) continue;
+    const std::pair<std::string, std::string> parts = absl::StrSplit(*text, absl::MaxSplits(" slot=", 1));
+    place.host = parts.first;
+    if (place.host.find_first_of("[], ") != std::string::npos) {
+      values_.Error(value, "where.ranks", "must be one host, or HOST slot=0-3");
+      continue;
+    }
+    if (parts.first.size() < text->size()) {
+      const absl::StatusOr<std::vector<int>> slots = ParseRankList(parts.second, kSlotsMax);
+      if (!slots.ok()) {
+        values_.Error(value, "where.ranks", absl::StrCat("slot=", slots.status().message()));
+        continue;
+      }
+      place.slots = *slots;
+      if (place.slots.size() != place.ranks.size()) {
+        values_.Error(value, "where.ranks",
+                      absl::StrCat(place.slots.size(), " slots for ", place.ranks.size(),
+                                   place.ranks.size() == 1 ? " rank" : " ranks"));
+        continue;
+      }
+    }
+    spec_.where_ranks.push_back(std::move(place));
+  }
+  if (node.entries.empty())
+    values_.Error(node, "where.ranks", "must name the host of each rank, or be left away");
 }
 
 // A single word, which needs no brackets of YAML around those of the hostlist, or a list of words.

@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "job/spec/values.h"
 #include "job/spec/yaml_tree.h"
+#include "launcher/cli/rankfile.h"
 #include "launcher/cli/terminal.h"
 
 namespace gtrain::cli {
@@ -76,6 +77,11 @@ absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
   }
   if (args.Has("rank0-host"))
     options.overlays.push_back(TextOverlay("--rank0-host", "where.rank0", args.Get("rank0-host")));
+  // With --topology the plan decides which ranks can keep their places.
+  if (args.Has("rankfile") && !args.Has("topology")) {
+    GT_ASSIGN_OR_RETURN(spec::Overlay overlay, ReadRankfileFlag(args.Get("rankfile")));
+    options.overlays.push_back(std::move(overlay));
+  }
   if (args.Has("ranks")) {
     spec::Overlay overlay =
         TextOverlay(absl::StrCat("-n ", args.Get("ranks").substr(0, 40)), "ranks", args.Get("ranks"));
@@ -126,6 +132,7 @@ std::vector<Flag> JobFlags() {
       {"hosts", '\0', "HOSTS", "only on these, such as tux[0-3,12] (where.hosts); repeatable", true},
       {"exclude", '\0', "HOSTS", "not on these (where.exclude); repeatable", true},
       {"rank0-host", '\0', "HOST", "where rank 0 goes (where.rank0)"},
+      {"rankfile", '\0', "FILE", "where each rank goes, as Open MPI writes it (where.ranks)"},
   };
 }
 

@@ -60,10 +60,11 @@ namespace {
 int64_t RanksOf(const spec::JobSpec& job, const Topology& topology, const Fabric& fabric,
                 const topology::PlanRequest& request) {
   const std::vector<int32_t> slots = UsableSlots(topology, fabric, request);
-  const int64_t of_machine = std::max(1, request.ranks_per_machine);
-  const int64_t usable =
-      std::ssize(WholeMachines(fabric, slots, static_cast<size_t>(of_machine))) * of_machine;
-  const int64_t unit = std::lcm(spec::ShapeOf(job.mesh).model_ranks, of_machine);
+  int64_t usable = std::ssize(slots), unit = spec::ShapeOf(job.mesh).model_ranks;
+  if (const int64_t each = request.ranks_per_machine; each > 0) {
+    usable = std::ssize(WholeMachines(fabric, slots, static_cast<size_t>(each))) * each;
+    unit = std::lcm(unit, each);
+  }
   spec::Range range = job.ranks.value_or(spec::Range{});
   if (job.nodes) {
     const int each =
@@ -147,6 +148,43 @@ absl::Status KeepPlaces(const std::string& path, Planned& planned) {
   return absl::OkStatus();
 }
 
+// The ranks where `where.ranks` has them, on the slots it names or else the first that are left there.
+void TakePlaces(const spec::JobSpec& job, Planned& planned) {
+  topology::Plan& plan = planned.plan;
+  const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, planned.request);
+  std::set<int32_t> free(usable.begin(), usable.end());
+  std::vector<int32_t> slots(plan.slot_of_rank.size(), -1);
+  for (const bool named : {true, false}) {
+    for (const spec::RanksOn& place : job.where_ranks) {
+      if (place.slots.empty() == named) continue;
+      const std::set<int> machines = MachinesCalled(planned.topology, {place.host});
+      for (size_t i = 0; i < place.ranks.size(); ++i) {
+        auto slot = free.end();
+        if (machines.size() == 1) {
+          const auto [first, end] = planned.fabric.slots_of_machine[*machines.begin()];
+          slot = named ? free.find(first + place.slots[i]) : free.lower_bound(first);
+          if (slot != free.end() && *slot >= end) slot = free.end();
+        }
+        if (slot == free.end()) {
+          plan = {};
+          plan.reason = absl::StrCat("rank ", place.ranks[i], " goes on ", place.host,
+                                     named ? absl::StrCat(" slot ", place.slots[i]) : "",
+                                     " by where.ranks, and the job may have no such place");
+          return;
+        }
+        slots[place.ranks[i]] = *slot;
+        free.erase(slot);
+      }
+    }
+  }
+  plan.rejected.insert(plan.rejected.begin(), {plan.policy, plan.cost});
+  plan.slot_of_rank = std::move(slots);
+  plan.policy = "where.ranks";
+  plan.cost = Evaluate(planned.fabric, planned.request.mesh, plan.slot_of_rank);
+  plan.reason = absl::StrCat(plan.slot_of_rank.size(), " ranks where where.ranks has them");
+  plan.spare_slots.clear();
+}
+
 // Rank 0 on its host: the coordinates are shifted, or, where the plan has no rank there, the others are
 // placed around it.
 void MoveRank0(const std::string& host, Planned& planned) {
@@ -222,23 +260,19 @@ json ToJson(const Planned& planned) {
           {"assumed", planned.fabric.assumed}};
 }
 
-// A name is on a line of its own, whatever the file has in it.
-void CleanNames(Topology& topology) {
-  for (topology::Machine& machine : topology.machines) {
-    machine.name = SafeText(machine.name);
-    machine.unusable = SafeText(machine.unusable);
-  }
-  for (topology::Switch& one : topology.switches) one.name = SafeText(one.name);
-}
-
 absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) {
   if (args.Has("rankfile") && !job.where_rank0.empty())
     return Wrong("--rankfile says where rank 0 is, and so does where.rank0: keep one");
+  if (args.Has("rankfile") && !job.where_ranks.empty())
+    return Wrong("--rankfile says where the ranks are, and so does where.ranks: keep one");
+  if (job.resources.gpu_share > 0)
+    return Wrong("--topology plans ranks with GPUs of their own, and with a part of a GPU several share one");
   if (job.per == spec::Per::kNode)
     return Wrong("--topology plans ranks with GPUs of their own; a job with `per: node` has none");
   Planned planned;
   GT_ASSIGN_OR_RETURN(planned.topology, ReadTopology(args.Get("topology")));
-  CleanNames(planned.topology);
+  // Beside names, which the parser has checked, it is printed as part of a line.
+  for (topology::Machine& machine : planned.topology.machines) machine.unusable = SafeText(machine.unusable);
   GT_ASSIGN_OR_RETURN(planned.fabric,
                       topology::Compile(planned.topology, std::max(1, job.resources.gpus.value_or(1))));
   topology::PlanRequest& request = planned.request;
@@ -256,6 +290,7 @@ absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) 
   planned.plan = MakePlan(planned.topology, planned.fabric, request);
   if (args.Has("rankfile") && planned.plan.placed)
     GT_RETURN_IF_ERROR(KeepPlaces(args.Get("rankfile"), planned));
+  if (!job.where_ranks.empty() && planned.plan.placed) TakePlaces(job, planned);
   if (!job.where_rank0.empty() && planned.plan.placed) MoveRank0(job.where_rank0, planned);
   return planned;
 }
@@ -280,8 +315,7 @@ std::vector<Flag> TopologyFlags() {
   return {
       {"topology", '\0', "FILE", "plan for the cluster of this file (gtrain topology)"},
       {"traffic", '\0', "AXIS=SIZE,...", "what a rank sends a step along an axis, over the job's `traffic`"},
-      {"rankfile", '\0', "FILE", "with --topology: ranks keep these places where they can"},
-      {"rankfile-out", '\0', "FILE", "with --topology: write the plan as a rankfile"}};
+      {"rankfile-out", '\0', "FILE", "write the plan as a rankfile"}};
 }
 
 absl::StatusOr<int> PlanOnTopology(const Args& args, const JobInput& input) {

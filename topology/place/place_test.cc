@@ -382,9 +382,12 @@ TEST(RankfileTest, WrongLinesAreNamed) {
   };
   EXPECT_EQ(error("rank 0=n0 slot=0\nhello\n"), "r:2: must be \"rank NUMBER=HOST slot=NUMBER\"");
   EXPECT_EQ(error("rank 0=n0 slot=0\nrank 0=n0 slot=1\n"), "r:2: rank 0 is there twice");
-  EXPECT_EQ(error("rank 0=n0 slot=0\nrank 1=n0 slot=0\n"), "r:2: n0 slot 0 is taken by a rank above");
+  EXPECT_EQ(error("rank 0=n0 slot=0\nrank 1=n0 slot=0\n"), "r:2: n0 slot 0 is taken by another rank");
   EXPECT_EQ(error("rank 1=n0 slot=0\n"), "r: rank 0 is missing");
   EXPECT_EQ(error(""), "r: no rank in it");
+  EXPECT_THAT(error("rank 0=n0 slot=0:1\n"), HasSubstr("r:1: slot=0:1 names sockets or several cores"));
+  EXPECT_THAT(error("rank 0=n0 slot=0-3\n"), HasSubstr("r:1: slot=0-3 names sockets or several cores"));
+  EXPECT_EQ(error("rank 0=+n0 slot=0\n"), "r:1: +n0 is a host by its position: write its name");
 }
 
 }  // namespace

@@ -1,13 +1,31 @@
 #include "runtime/core/head/gang.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "job/spec/mesh.h"
 
 namespace gtrain::core {
+
+namespace {
+
+void SetRankHosts(const spec::JobSpec& spec, plan::Demand& demand) {
+  if (spec.where_ranks.empty() || !spec.ranks) return;
+  demand.rank_hosts.resize(static_cast<size_t>(spec.ranks->max));
+  std::map<std::string, int> index;
+  for (const spec::RanksOn& place : spec.where_ranks) {
+    const auto [it, is_new] = index.try_emplace(place.host, static_cast<int>(demand.host_names.size()));
+    if (is_new) demand.host_names.push_back(place.host);
+    for (size_t i = 0; i < place.ranks.size(); ++i)
+      demand.rank_hosts[place.ranks[i]] = {it->second, place.slots.empty() ? -1 : place.slots[i]};
+  }
+}
+
+}  // namespace
 
 plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
   plan::Demand demand;
@@ -26,6 +44,8 @@ plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
   demand.labels = spec.where_labels;
   demand.hosts = spec::NamesOf(spec.where_hosts);
   demand.exclude = spec::NamesOf(spec.where_exclude);
+  demand.gpu_share = spec.resources.gpu_share;
+  SetRankHosts(spec, demand);
   if (!spec.where_rank0.empty()) demand.rank0 = spec::NamesOf({spec.where_rank0});
   demand.oversubscribe_cpus = spec.resources.oversubscribe.value_or(may_oversubscribe);
   return demand;
@@ -51,7 +71,10 @@ void Occupy(plan::NodeView& view, const RankPlace& rank, const plan::Demand& dem
   view.cpus_free = std::max(0, view.cpus_free - demand.cpus.value_or(1));
   view.cpus_bound.insert(rank.cpus.begin(), rank.cpus.end());
   view.memory_free_bytes -= std::min(view.memory_free_bytes, demand.memory_bytes);
-  for (const int gpu : rank.gpus) std::erase(view.gpus_free, gpu);
+  for (const int gpu : rank.gpus) {
+    std::erase(view.gpus_free, gpu);
+    if (demand.gpu_share > 0) view.gpu_shares[gpu] += demand.gpu_share;
+  }
 }
 
 std::vector<size_t> VerdictsThatMatter(const plan::Placement& now) {

@@ -29,6 +29,23 @@ TEST(Demand, RanksMeshAndResources) {
   EXPECT_THAT(demand.exclude, ElementsAre("bad"));
 }
 
+TEST(Demand, HostsAreNamesAndEachRankHasItsOwn) {
+  spec::JobSpec spec;
+  spec.ranks = spec::Range{3, 3};
+  spec.where_hosts = {"tux[0-1]", "b"};
+  spec.where_ranks = {{{2, 0}, "a", {5, 6}}, {{1}, "b", {}}};
+  spec.resources.gpu_share = 250;
+  const plan::Demand demand = DemandOf(spec, false);
+  EXPECT_THAT(demand.hosts, ElementsAre("b", "tux0", "tux1"));
+  EXPECT_THAT(demand.host_names, ElementsAre("a", "b"));
+  ASSERT_EQ(demand.rank_hosts.size(), 3u);
+  EXPECT_EQ(demand.rank_hosts[0].slot, 6);
+  EXPECT_EQ(demand.rank_hosts[1].host, 1);
+  EXPECT_EQ(demand.rank_hosts[1].slot, -1);
+  EXPECT_EQ(demand.rank_hosts[2].slot, 5);
+  EXPECT_EQ(demand.gpu_share, 250);
+}
+
 TEST(Demand, PerNodeIsOneProcessWithAllGpus) {
   spec::JobSpec spec;
   spec.nodes = spec::Range{2, 2};
@@ -72,6 +89,15 @@ TEST_F(OccupyTest, TakesWhatTheRanksOfThisNodeHold) {
   EXPECT_THAT(view.gpus_free, ElementsAre(0));
   EXPECT_THAT(view.cpus_bound, ElementsAre(0, 1));
   EXPECT_EQ(plan::Emptied({view})[0].gpus_free.size(), 2u);
+}
+
+TEST_F(OccupyTest, APartOfAGpuLeavesTheRest) {
+  plan::NodeView view = ViewOf(node_);
+  demand_.gpu_share = 300;
+  Occupy(view, grant_.ranks[0], demand_);
+  Occupy(view, grant_.ranks[0], demand_);
+  EXPECT_THAT(view.gpus_free, ElementsAre(0));
+  EXPECT_THAT(view.gpu_shares, ElementsAre(std::pair(1, 600)));
 }
 
 TEST_F(OccupyTest, ExplainSaysWhoHoldsWhatAndWhatWouldHelp) {
