@@ -143,7 +143,9 @@ JobDoc ReadJob(const json& j) {
                          Number<int>(r, "local_rank").value_or(0),
                          TextOf(r, "node"),
                          {}});
-    for (const json& gpu : List(r, "gpus")) {
+    const auto gpus = r.find("gpus");
+    if (gpus == r.end() || !gpus->is_array()) continue;
+    for (const json& gpu : *gpus) {
       if (gpu.is_number_integer()) job.ranks.back().gpus.push_back(gpu.get<int>());
     }
   }

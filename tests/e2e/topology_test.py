@@ -194,6 +194,9 @@ class NamedHostsTest(cluster.ClusterTest):
         why = self.client('why', 'waits').stdout
         self.assertIn('rank 1 goes on node9 by where.ranks, and no node that is up is called so', why)
         self.assertIn('a node of that name joins', why)
+        for name in ('mapped', 'waits'):
+            self.client('stop', name, '--now')
+            self.wait_for_state(name, 'CANCELLED')
 
     def test_hosts_and_parts_of_gpus(self):
         self.assertEqual(self.gpus_of('halves', 3, 'resources: {gpus: 0.5}', 'where: {hosts: "node[0,7-9]"}'),
