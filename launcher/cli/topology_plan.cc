@@ -91,12 +91,14 @@ std::map<int, int> RanksOfMachines(const Fabric& fabric, const std::vector<int32
   return ranks;
 }
 
-// With `ranks_per_node`: of the free places only as many as a machine may still have ranks.
+// With `ranks_per_node`: of the free places only as many as a machine may still have ranks, and none of a
+// machine that has fewer.
 void LeaveWholeMachines(const Planned& planned, const std::vector<int32_t>& kept, std::set<int32_t>& free) {
   const int each = planned.request.ranks_per_machine;
   if (each == 0) return;
   std::map<int, int> ranks = RanksOfMachines(planned.fabric, kept);
   std::erase_if(free, [&](int32_t slot) { return ++ranks[planned.fabric.slots[slot].machine] > each; });
+  std::erase_if(free, [&](int32_t slot) { return ranks[planned.fabric.slots[slot].machine] < each; });
 }
 
 // What keeps the places from being `ranks_per_node` on each machine; empty: nothing.
