@@ -416,17 +416,22 @@ void JobReader::ReadWhere(const Node& node) {
                 }}});
 }
 
-// {0-3: HOST, 4-7: HOST slot=0-3}
+// {0-3: HOST, 4-7: HOST slot=0-3}. The first wrong list is the last that is looked at: a short text may stand
+// for many numbers.
 void JobReader::ReadRanksOn(const Node& node) {
   if (!values_.Mapping(node, "where.ranks")) return;
+  size_t count = 0;
   for (const auto& [key, value] : node.entries) {
     RanksOn place;
     const absl::StatusOr<std::vector<int>> ranks = ParseRankList(key.scalar, kRanksMax);
     if (!ranks.ok()) {
       report_.Error(key.place, absl::StrCat("`where.ranks`: ", ranks.status().message()));
-      continue;
+      return;
     }
     place.ranks = *ranks;
+    count += place.ranks.size();
+    if (count > kRanksMax)  // ranges are short, and what they stand for is not
+      return report_.Error(key.place, absl::StrCat("`where.ranks`: names more than ", kRanksMax, " ranks"));
     const std::optional<std::string> text = values_.String(value, "where.ranks");
     if (!text) continue;
     const std::pair<std::string, std::string> parts = absl::StrSplit(*text, absl::MaxSplits(" slot=", 1));
@@ -439,14 +444,14 @@ void JobReader::ReadRanksOn(const Node& node) {
       const absl::StatusOr<std::vector<int>> slots = ParseRankList(parts.second, kSlotsMax);
       if (!slots.ok()) {
         values_.Error(value, "where.ranks", absl::StrCat("slot=", slots.status().message()));
-        continue;
+        return;
       }
       place.slots = *slots;
       if (place.slots.size() != place.ranks.size()) {
         values_.Error(value, "where.ranks",
                       absl::StrCat(place.slots.size(), " slots for ", place.ranks.size(),
                                    place.ranks.size() == 1 ? " rank" : " ranks"));
-        continue;
+        return;
       }
     }
     spec_.where_ranks.push_back(std::move(place));
@@ -462,8 +467,8 @@ void JobReader::ReadHosts(const Node& node, absl::string_view key, std::vector<s
     const std::optional<std::string> word = values_.String(item, key);
     if (!word || count > kHostsMax) return;
     const absl::StatusOr<std::vector<std::string>> hosts = HostsOf(*word);
+    count += hosts.ok() ? hosts->size() : kHostsMax + 1;  // a list may be wrong at the end of many names
     if (!hosts.ok()) return values_.Error(item, key, hosts.status().message());
-    count += hosts->size();
     if (count > kHostsMax)
       return values_.Error(item, key, absl::StrCat("names more than ", kHostsMax, " hosts"));
     out.push_back(*word);
