@@ -169,6 +169,13 @@ std::string PrintHostlist(const std::vector<std::string>& names) {
   return absl::StrJoin(parts, ",");
 }
 
+absl::string_view ShortName(absl::string_view name) {
+  const bool is_address = name.find(':') != absl::string_view::npos || std::ranges::all_of(name, [](char c) {
+                            return c == '.' || absl::ascii_isdigit(c);
+                          });
+  return is_address ? name : name.substr(0, name.find('.'));
+}
+
 absl::StatusOr<std::vector<int>> ParseNumbers(absl::string_view text) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> words, Expand(text, text, kDevicesMax));
   std::vector<int> numbers;

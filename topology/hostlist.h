@@ -18,6 +18,9 @@ absl::StatusOr<std::vector<std::string>> ParseHostlist(absl::string_view text,
 // Ranges over the last number of each name, in the order in which their beginnings come first.
 std::string PrintHostlist(const std::vector<std::string>& names);
 
+// The name of a machine without its domain. An address has none.
+absl::string_view ShortName(absl::string_view name);
+
 // "0-3,7" both ways. Parse: ascending and each once, 0 to kDevicesMax.
 absl::StatusOr<std::vector<int>> ParseNumbers(absl::string_view text);
 std::string PrintNumbers(const std::vector<int>& numbers);

@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "job/plan/room.h"
 #include "job/spec/mesh.h"
+#include "topology/hostlist.h"
 #include "topology/import.h"
 #include "topology/place/plan.h"
 
@@ -31,14 +32,6 @@ using topology::Topology;
 constexpr int kUnknown = -1;
 constexpr size_t kPlacesMax = 8, kPlaceBytesMax = 64;  // of a label, and each of them
 
-// Without the domain. An address has none.
-absl::string_view ShortOf(absl::string_view name) {
-  const bool is_address = absl::StrContains(name, ':') || std::ranges::all_of(name, [](char c) {
-                            return c == '.' || absl::ascii_isdigit(c);
-                          });
-  return is_address ? name : name.substr(0, name.find('.'));
-}
-
 // What is known of the inside of a machine. What a file says is checked against what the agent found: where
 // the number of GPUs differs, they are all alike; a machine that is plain has as many slots as ranks fit.
 enum class Inside { kOfFile, kGpus, kPlain };
@@ -47,8 +40,10 @@ enum class Inside { kOfFile, kGpus, kPlain };
 class Seats {
  public:
   // `machines`: of each candidate in `topology`, kUnknown where it has none.
-  Seats(const std::vector<Candidate>& candidates, const Topology& topology, std::vector<int> machines)
-      : candidates_(candidates), topology_(topology), file_machine_(std::move(machines)) {
+  // `share`: ranks share GPUs, so that a slot has none of its own.
+  Seats(const std::vector<Candidate>& candidates, const Topology& topology, std::vector<int> machines,
+        bool share)
+      : candidates_(candidates), topology_(topology), file_machine_(std::move(machines)), share_(share) {
     for (const Candidate& c : candidates) gpus_per_rank_ = std::max(gpus_per_rank_, c.gpus_per_rank);
     for (size_t i = 0; i < candidates.size(); ++i) inside_.push_back(InsideOf(i));
   }
@@ -82,7 +77,7 @@ class Seats {
  private:
   Inside InsideOf(size_t i) const {
     const Candidate& c = candidates_[i];
-    if (c.gpus_per_rank == 0 || c.gpus_per_rank != gpus_per_rank_) return Inside::kPlain;
+    if (share_ || c.gpus_per_rank == 0 || c.gpus_per_rank != gpus_per_rank_) return Inside::kPlain;
     const bool as_filed = file_machine_[i] != kUnknown && ShapeOf(i).gpus.size() == c.view->gpu_models.size();
     return as_filed ? Inside::kOfFile : Inside::kGpus;
   }
@@ -197,6 +192,7 @@ class Seats {
   const std::vector<Candidate>& candidates_;
   const Topology& topology_;
   std::vector<int> file_machine_;
+  bool share_ = false;
   std::vector<Inside> inside_;
   int gpus_per_rank_ = 0;
   std::vector<int> machine_of_;  // of the sketch, by candidate
@@ -267,12 +263,12 @@ std::vector<int32_t> Kept(const Seats& seats, const std::vector<Candidate>& cand
   return kept;
 }
 
-// Moves the node that is called so to the front of (-room, candidate), where it is taken, and leaves it alone
-// where one is all that is taken. False: there is none.
-bool TakeFirst(const std::vector<Candidate>& candidates, const std::string& rank0, size_t count,
+// Moves a node that may have rank 0 to the front of (-room, candidate), where it is taken, and leaves it
+// alone where one is all that is taken. False: there is none.
+bool TakeFirst(const std::vector<Candidate>& candidates, size_t count,
                std::vector<std::pair<int, size_t>>& nodes) {
-  const auto it = std::ranges::find_if(
-      nodes, [&](const auto& node) { return IsCalled(*candidates[node.second].view, rank0); });
+  const auto it =
+      std::ranges::find_if(nodes, [&](const auto& node) { return candidates[node.second].may_have_rank0; });
   if (it == nodes.end()) return false;
   std::rotate(nodes.begin(), it, it + 1);
   if (count == 1) nodes.resize(1);
@@ -283,8 +279,7 @@ bool TakeFirst(const std::vector<Candidate>& candidates, const std::string& rank
 // for all ranks; of several such domains the one with the least room. Speeds that nobody knows decide nothing
 // here, so a job is on no more machines than it needs. The one that rank 0 is to have is among them.
 std::set<size_t> ChooseNodes(const KnownTopology& known, const std::vector<Candidate>& candidates,
-                             const std::vector<int>& machines, const std::string& rank0, size_t count,
-                             int64_t ranks) {
+                             const std::vector<int>& machines, bool rank0, size_t count, int64_t ranks) {
   size_t depth = 0;  // of the domains that are looked at: their paths have so many numbers
   for (const int machine : machines) depth = std::max(depth, known.PathOf(machine).size() + 1);
   for (;; --depth) {
@@ -301,7 +296,7 @@ std::set<size_t> ChooseNodes(const KnownTopology& known, const std::vector<Candi
     for (auto& [domain, nodes] : domains) {
       if (nodes.size() < count) continue;
       std::ranges::sort(nodes);
-      if (!rank0.empty() && !TakeFirst(candidates, rank0, count, nodes)) continue;
+      if (rank0 && !TakeFirst(candidates, count, nodes)) continue;
       int64_t room = 0, most = 0;
       for (size_t i = 0; i < nodes.size(); ++i) (i < count - 1 ? most : room) -= nodes[i].first;
       const int64_t whole = most + room;
@@ -330,8 +325,8 @@ std::set<NodeId> NodesFor(const KnownTopology& known, const std::vector<Candidat
                           std::set<NodeId>& considered) {
   considered = {packed.nodes.begin(), packed.nodes.end()};
   std::set<NodeId> chosen;
-  for (const size_t i :
-       ChooseNodes(known, candidates, machines, demand.rank0, packed.nodes.size(), std::ssize(packed.ranks)))
+  for (const size_t i : ChooseNodes(known, candidates, machines, !demand.rank0.empty(), packed.nodes.size(),
+                                    std::ssize(packed.ranks)))
     chosen.insert(candidates[i].view->id);
   considered.insert(chosen.begin(), chosen.end());
   return chosen;
@@ -382,8 +377,10 @@ std::vector<RankSlot> WhoGoesOn(const Placement& packed, const Demand& demand) {
 
 std::vector<Candidate> CandidatesOf(const std::vector<NodeView>& nodes, const Demand& demand) {
   std::vector<Candidate> candidates;
+  const std::set<NodeId> rank0 = NodesCalled(nodes, demand.rank0);
   for (const NodeView& node : nodes) {
     Candidate candidate;
+    candidate.may_have_rank0 = rank0.contains(node.id);
     if (RoomOn(node, demand, candidate).room == 0) continue;
     if (!demand.count_nodes) candidate.room = std::min(candidate.room, demand.max);
     candidates.push_back(std::move(candidate));
@@ -409,7 +406,7 @@ bool AllHaveTheirs(const Seats& seats, const std::vector<Candidate>& candidates,
 std::vector<std::vector<int>> GpusOf(const Seats& seats, const std::vector<Candidate>& candidates,
                                      const std::vector<int32_t>& slots, const std::vector<RankSlot>& stay) {
   std::vector<std::vector<int>> gpus(slots.size());
-  std::vector<std::set<int>> left;
+  std::vector<std::multiset<int>> left;
   for (const Candidate& c : candidates) left.emplace_back(c.gpus.begin(), c.gpus.end());
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     const size_t i = seats.CandidateOf(slots[rank]);
@@ -420,7 +417,7 @@ std::vector<std::vector<int>> GpusOf(const Seats& seats, const std::vector<Candi
     if (static_cast<int>(wanted.size()) != candidates[i].gpus_per_rank ||
         !std::ranges::all_of(wanted, [&](int gpu) { return left[i].contains(gpu); }))
       continue;
-    for (const int gpu : wanted) left[i].erase(gpu);
+    for (const int gpu : wanted) left[i].erase(left[i].find(gpu));
     gpus[rank] = wanted;
   }
   for (size_t rank = 0; rank < slots.size(); ++rank) {
@@ -494,9 +491,7 @@ std::optional<Arranged> AsPacked(const Seats& seats, const std::vector<Candidate
 // False: rank 0 cannot be where the job wants it.
 bool MoveRank0(const Seats& seats, const std::vector<Candidate>& candidates, const Demand& demand,
                const Mesh& mesh, Arranged& arranged) {
-  const auto fits = [&](int32_t slot) {
-    return IsCalled(*candidates[seats.CandidateOf(slot)].view, demand.rank0);
-  };
+  const auto fits = [&](int32_t slot) { return candidates[seats.CandidateOf(slot)].may_have_rank0; };
   if (demand.rank0.empty() || fits(arranged.slots[0])) return true;
   const auto ranks_end = arranged.slots.begin() + static_cast<std::ptrdiff_t>(mesh.ranks());
   const auto there = std::find_if(arranged.slots.begin(), ranks_end, fits);
@@ -693,8 +688,10 @@ void FillSpeeds(const Fabric& fabric, Topology& topology) {
 }
 
 // On one machine no link is involved, and of its inside something is known only where the topology has GPUs.
-// Most jobs of a busy cluster are such: they are to cost the head nothing.
-bool NothingToChoose(const Placement& packed, const Topology& topology) {
+// Most jobs of a busy cluster are such: they are to cost the head nothing. Who names the host of each rank
+// has chosen.
+bool NothingToChoose(const Placement& packed, const Demand& demand, const Topology& topology) {
+  if (!demand.rank_hosts.empty()) return true;
   const bool has_gpus = !packed.ranks.empty() && !packed.ranks[0].gpus.empty();
   const bool knows =
       std::ranges::any_of(topology.shapes, [](const topology::Shape& s) { return !s.gpus.empty(); });
@@ -720,8 +717,8 @@ Mesh MeshOf(const std::vector<spec::MeshAxis>& axes, int64_t ranks, const Traffi
 
 KnownTopology::KnownTopology(Topology topology) : topology_(std::move(topology)) {
   for (size_t m = 0; m < topology_.machines.size(); ++m) {
-    const auto [it, is_new] =
-        machines_.try_emplace(std::string(ShortOf(topology_.machines[m].name)), static_cast<int>(m));
+    const auto [it, is_new] = machines_.try_emplace(
+        std::string(topology::ShortName(topology_.machines[m].name)), static_cast<int>(m));
     if (!is_new) it->second = kUnknown;  // of several machines
   }
   for (size_t m = 0; m < topology_.machines.size(); ++m)
@@ -761,7 +758,7 @@ void KnownTopology::IndexLinks() {
 int KnownTopology::MachineOf(const NodeView& node) const {
   auto it = machines_.find(node.id.value);
   if (it == machines_.end()) it = machines_.find(node.hostname);
-  if (it == machines_.end()) it = machines_.find(ShortOf(node.hostname));
+  if (it == machines_.end()) it = machines_.find(topology::ShortName(node.hostname));
   return it == machines_.end() ? kUnknown : it->second;
 }
 
@@ -841,7 +838,7 @@ Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, P
                      const KnownTopology& known, const std::vector<spec::MeshAxis>& axes,
                      const std::vector<RankSlot>& before, const Traffic& traffic) {
   if (!packed.placed || demand.oversubscribe_cpus || known.empty()) return packed;
-  if (NothingToChoose(packed, known.topology())) return packed;
+  if (NothingToChoose(packed, demand, known.topology())) return packed;
   const bool go_on = !demand.waiting.empty();
   std::vector<RankSlot> stay = go_on ? WhoGoesOn(packed, demand) : before;
   if (go_on && std::ranges::all_of(stay, HasPlace)) return packed;
@@ -858,7 +855,7 @@ Placement ByTopology(const std::vector<NodeView>& nodes, const Demand& demand, P
   Topology part;
   const std::optional<std::set<NodeId>> allowed =
       Narrow(known, demand, packed, stay, candidates, machines, part);
-  Seats seats(candidates, allowed ? part : known.topology(), std::move(machines));
+  Seats seats(candidates, allowed ? part : known.topology(), std::move(machines), demand.gpu_share > 0);
   if (!seats.Compile(stay)) return packed;
   std::vector<int32_t> kept = Kept(seats, candidates, seats.usable(), stay, world);
   if (go_on && !AllHaveTheirs(seats, candidates, kept, stay)) return packed;

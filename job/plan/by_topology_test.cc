@@ -79,7 +79,7 @@ TEST(ByTopologyTest, Rank0GoesWhereTheJobSays) {
   const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d", "e", "f"});
   for (const std::string host : {"a", "b", "c", "d"}) {
     Demand demand = Ranks(4);
-    demand.rank0 = host;
+    demand.rank0 = {host};
     const Placement packed = Place(nodes, demand);
     ASSERT_TRUE(packed.placed) << packed.reason;
     EXPECT_EQ(packed.ranks[0].node.value, host);
@@ -93,6 +93,37 @@ TEST(ByTopologyTest, Rank0GoesWhereTheJobSays) {
     EXPECT_EQ(rack(0), rack(1)) << host << ": the pairs share a rack all the same";
     EXPECT_EQ(rack(2), rack(3)) << host;
   }
+}
+
+TEST(ByTopologyTest, ARankfileIsLeftAsItIs) {
+  const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d"});
+  Demand demand = Ranks(4);
+  demand.host_names = {"a", "b", "c", "d"};
+  demand.rank_hosts = {{0, -1}, {1, -1}, {2, -1}, {3, -1}};  // each pair in two racks
+  const Placement placement =
+      ByTopology(nodes, demand, Place(nodes, demand), KnownTopology(Alternating()), MeshAxes(2, 2), {});
+  ASSERT_TRUE(placement.placed);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(placement.ranks[rank].node.value, demand.host_names[rank]);
+}
+
+// With a part of a GPU a slot has none of its own, and the nodes are chosen all the same.
+TEST(ByTopologyTest, RanksThatShareGpusAreNearEachOther) {
+  std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d"});
+  for (NodeView& node : nodes) {
+    node.cpus = node.cpus_free = 8;
+    node.gpu_models = {"x", "x"};
+    node.gpus_free = {0, 1};
+  }
+  Demand demand = Ranks(8);
+  demand.gpu_share = 500;
+  const Placement placement =
+      ByTopology(nodes, demand, Place(nodes, demand), KnownTopology(Alternating()), MeshAxes(4, 2), {});
+  ASSERT_TRUE(placement.placed) << placement.reason;
+  std::map<std::string, std::map<int, int>> ranks;
+  for (const RankSlot& slot : placement.ranks) ++ranks[slot.node.value][slot.gpus.at(0)];
+  ASSERT_EQ(ranks.size(), 2u) << placement.reason;
+  for (const auto& [node, gpus] : ranks) EXPECT_EQ(gpus, (std::map<int, int>{{0, 2}, {1, 2}})) << node;
+  EXPECT_EQ(ranks.contains("a"), ranks.contains("c")) << "one rack";
 }
 
 // A grant looks at its own machines alone, and predicts what it would in the whole.
@@ -133,7 +164,7 @@ TEST(KnownTopology, APartCostsWhatItDoesInTheWhole) {
 TEST(ByTopologyTest, NodesNearTheOneForRank0AreChosen) {
   const std::vector<NodeView> nodes = Nodes({"a", "b", "c", "d"});
   Demand demand = Ranks(2);
-  demand.rank0 = "d";
+  demand.rank0 = {"d"};
   const Placement placement = Both(nodes, demand, Alternating(), MeshAxes(1, 2));
   ASSERT_EQ(placement.ranks.size(), 2u);
   EXPECT_EQ(placement.ranks[0].node.value, "d");

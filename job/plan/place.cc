@@ -20,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "base/units.h"
 #include "job/plan/room.h"
+#include "job/spec/print.h"
 
 namespace gtrain::plan {
 namespace {
@@ -33,20 +34,21 @@ void ChooseGpus(const Demand& demand, Candidate& c) {
     if (demand.previous[rank] == c.view->id) order.insert(order.end(), gpus.begin(), gpus.end());
   }
   order.insert(order.end(), c.gpus.begin(), c.gpus.end());
-  const std::set<int> free(c.gpus.begin(), c.gpus.end());
+  std::multiset<int> free(c.gpus.begin(), c.gpus.end());
   const size_t wanted = static_cast<size_t>(c.given) * static_cast<size_t>(c.gpus_per_rank);
-  std::set<int> chosen;
+  std::multiset<int> chosen;
   for (const int gpu : order) {
-    if (chosen.size() < wanted && free.contains(gpu)) chosen.insert(gpu);
+    if (const auto it = free.find(gpu); chosen.size() < wanted && it != free.end())
+      chosen.insert(free.extract(it));
   }
   c.gpus.assign(chosen.begin(), chosen.end());
 }
 
 // Order in which nodes are asked: the one for rank 0, those where members wait, those of the last generation,
 // then (if one alone suffices) the tightest such node, then larger room, then NodeId.
-void SortByPreference(std::vector<Candidate>& candidates, int want_ranks, const std::string& rank0) {
+void SortByPreference(std::vector<Candidate>& candidates, const Demand& demand) {
+  const int want_ranks = demand.max;
   std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
-    if (IsCalled(*a.view, rank0) != IsCalled(*b.view, rank0)) return IsCalled(*a.view, rank0);
     if ((a.waiting.members > 0) != (b.waiting.members > 0)) return a.waiting.members > 0;
     if ((a.previous > 0) != (b.previous > 0)) return a.previous > 0;
     const bool a_alone = a.room >= want_ranks, b_alone = b.room >= want_ranks;
@@ -54,6 +56,16 @@ void SortByPreference(std::vector<Candidate>& candidates, int want_ranks, const 
     if (a.room != b.room) return a_alone ? a.room < b.room : a.room > b.room;
     return a.view->id < b.view->id;
   });
+  // Of those that may have rank 0 the one that had it before, else the first.
+  const auto may = [](const Candidate& c) { return c.may_have_rank0; };
+  auto first = std::ranges::find_if(candidates, [&](const Candidate& c) {
+    return may(c) && !demand.previous.empty() && c.view->id == demand.previous[0];
+  });
+  if (first == candidates.end()) first = std::ranges::find_if(candidates, may);
+  if (first == candidates.end()) return;
+  std::rotate(candidates.begin(), first, first + 1);
+  // So that the ranks of it come first, and no other one's.
+  for (auto other = candidates.begin() + 1; other != candidates.end(); ++other) other->may_have_rank0 = false;
 }
 
 int Give(std::vector<Candidate>& candidates, const Demand& demand) {
@@ -96,15 +108,9 @@ std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const 
     left.push_back(candidates[i].given);
     index[candidates[i].view->id] = i;
   }
-  if (IsCalled(*candidates[0].view, demand.rank0)) {
-    // A node of that name that had the rank before, else the first.
-    size_t first = 0;
-    for (size_t i = 1; i < candidates.size() && !demand.previous.empty(); ++i) {
-      if (candidates[i].view->id == demand.previous[0] && IsCalled(*candidates[i].view, demand.rank0))
-        first = i;
-    }
-    node_of[0] = first;
-    --left[first];
+  if (candidates[0].may_have_rank0) {
+    node_of[0] = 0;
+    --left[0];
   }
   for (int rank = 0; rank < world && rank < static_cast<int>(demand.previous.size()); ++rank) {
     if (node_of[rank] != kNone) continue;
@@ -128,15 +134,15 @@ std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const 
 std::vector<std::vector<int>> GpusOf(const std::vector<Candidate>& candidates,
                                      const std::vector<size_t>& node_of, const Demand& demand) {
   std::vector<std::vector<int>> gpus(node_of.size());
-  std::vector<std::set<int>> left;
+  std::vector<std::multiset<int>> left;
   for (const Candidate& c : candidates) left.emplace_back(c.gpus.begin(), c.gpus.end());
   const auto take = [&](size_t rank, const std::vector<int>& wanted) {
-    std::set<int>& there = left[node_of[rank]];
+    std::multiset<int>& there = left[node_of[rank]];
     const bool fits = !wanted.empty() && gpus[rank].empty() &&
                       static_cast<int>(wanted.size()) == candidates[node_of[rank]].gpus_per_rank &&
                       std::ranges::all_of(wanted, [&](int gpu) { return there.contains(gpu); });
     if (!fits) return;
-    for (const int gpu : wanted) there.erase(gpu);
+    for (const int gpu : wanted) there.erase(there.find(gpu));
     gpus[rank] = wanted;
   };
   for (size_t rank = 0; rank < std::min(node_of.size(), demand.previous_gpus.size()); ++rank) {
@@ -151,25 +157,13 @@ std::vector<std::vector<int>> GpusOf(const std::vector<Candidate>& candidates,
     }
   }
   for (size_t rank = 0; rank < node_of.size(); ++rank) {
-    std::set<int>& there = left[node_of[rank]];
+    std::multiset<int>& there = left[node_of[rank]];
     const auto last =
         std::next(there.begin(), gpus[rank].empty() ? candidates[node_of[rank]].gpus_per_rank : 0);
     gpus[rank].insert(gpus[rank].end(), there.begin(), last);
     there.erase(there.begin(), last);
   }
   return gpus;
-}
-
-void Warn(const std::vector<Candidate>& candidates, const Demand& demand, Placement& out) {
-  if (!demand.oversubscribe_cpus) return;
-  for (const Candidate& c : candidates) {
-    const int need = c.given * demand.cpus.value_or(1);
-    if (c.given > 0 && need > c.view->cpus_free) {
-      out.warnings.push_back(absl::StrCat(
-          c.view->hostname, ": ", c.given, demand.spares > 0 ? " processes need " : " ranks need ", need,
-          " cpus, ", c.view->cpus_free, " of ", c.view->cpus, " are free; they share them (oversubscribed)"));
-    }
-  }
 }
 
 std::string Wanted(const Demand& demand) {
@@ -181,6 +175,8 @@ std::string Wanted(const Demand& demand) {
   if (demand.cpus) absl::StrAppend(&text, ", ", *demand.cpus, " cpus each");
   if (demand.memory_bytes > 0) absl::StrAppend(&text, ", ", PrintBytes(demand.memory_bytes), " each");
   if (demand.gpus.value_or(0) > 0) absl::StrAppend(&text, ", ", *demand.gpus, " GPUs each");
+  if (demand.gpu_share > 0)
+    absl::StrAppend(&text, ", ", spec::PrintGpuShare(demand.gpu_share), " of a GPU each");
   return text;
 }
 
@@ -194,26 +190,43 @@ std::string WhyNot(const Placement& placement, const Demand& demand, int got) {
                       OfEach(placement.verdicts, "; ", room));
 }
 
-// `candidates`: in the order of preference. Empty: it can be there.
-std::string WhyNoRank0(const Placement& placement, const std::vector<Candidate>& candidates,
-                       const std::string& host) {
-  if (host.empty() || IsCalled(*candidates[0].view, host)) return "";
-  const auto it = std::ranges::find_if(placement.verdicts, [&](const NodeVerdict& verdict) {
-    return verdict.hostname == host || verdict.node.value == host;
-  });
-  return absl::StrCat("rank 0 goes on ", host, " by where.rank0, and ",
-                      it == placement.verdicts.end() ? "no node that is up is called so"
-                                                     : absl::StrCat("that takes none: ", it->limit));
+// `rank0`: the nodes that it may go on. `candidates`: in the order of preference.
+void RefuseRank0(const std::vector<NodeView>& nodes, const Demand& demand, const std::set<NodeId>& rank0,
+                 Placement& out) {
+  const std::string names = PrintNames(demand.rank0);
+  out.reason = absl::StrCat("rank 0 goes on ", names, " by where.rank0, and ");
+  std::vector<const NodeVerdict*> named;
+  for (const NodeVerdict& verdict : out.verdicts) {
+    if (!rank0.contains(verdict.node)) continue;
+    named.push_back(&verdict);
+    out.named.push_back(verdict.node);
+  }
+  if (named.empty()) {
+    const NoSuchNode no_such = WhyNoSuchNode(NodesByName(nodes), demand.rank0);
+    absl::StrAppend(&out.reason, no_such.why);
+    out.remedy = absl::StrCat(no_such.remedy, ", or another where.rank0");
+    return;
+  }
+  const auto limit = [](const NodeVerdict* verdict) {
+    return verdict->limit.empty() ? "it is given whole or not at all" : verdict->limit;
+  };
+  absl::StrAppend(&out.reason, named.size() == 1 ? absl::StrCat("that takes none: ", limit(named[0]))
+                                                 : OfEach(named, "; ", [&](const NodeVerdict* verdict) {
+                                                     return absl::StrCat(verdict->hostname,
+                                                                         " takes none: ", limit(verdict));
+                                                   }));
+  out.remedy = absl::StrCat("room on ", names, ", or another where.rank0");
 }
 
-Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
+// The nodes with room, and a verdict for each node.
+std::vector<Candidate> FindRoom(const std::vector<NodeView>& nodes, const Demand& demand,
+                                const std::set<NodeId>& rank0, Placement& out) {
   std::vector<const NodeView*> by_id;
   by_id.reserve(nodes.size());
   for (const NodeView& node : nodes) by_id.push_back(&node);
   std::sort(by_id.begin(), by_id.end(), [](const NodeView* a, const NodeView* b) { return a->id < b->id; });
   std::map<NodeId, int> previous;
   for (const NodeId& node : demand.previous) ++previous[node];
-  Placement out;
   std::vector<Candidate> candidates;
   for (const NodeView* node : by_id) {
     Candidate candidate;
@@ -221,25 +234,38 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
     if (const auto it = previous.find(node->id); it != previous.end()) candidate.previous = it->second;
     if (const auto it = demand.waiting.find(node->id); it != demand.waiting.end())
       candidate.waiting = it->second;
+    candidate.may_have_rank0 = rank0.contains(node->id);
     if (candidate.room > 0) candidates.push_back(std::move(candidate));
   }
   for (NodeVerdict& verdict : out.verdicts)
     verdict.room = std::min(verdict.room, demand.count_nodes ? kUnlimited : demand.max);
-  SortByPreference(candidates, demand.max, demand.rank0);
+  return candidates;
+}
+
+Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
+  const std::set<NodeId> rank0 = NodesCalled(nodes, demand.rank0);
+  Placement out;
+  std::vector<Candidate> candidates = FindRoom(nodes, demand, rank0, out);
+  SortByPreference(candidates, demand);
   const int world = Give(candidates, demand);
   std::erase_if(candidates, [](const Candidate& c) { return c.given == 0; });
   for (Candidate& c : candidates) ChooseGpus(demand, c);
   const int got = demand.count_nodes ? static_cast<int>(candidates.size()) : world;
   const bool enough = got >= demand.min && world > 0 && world % demand.unit == 0;
-  out.reason = enough ? WhyNoRank0(out, candidates, demand.rank0) : WhyNot(out, demand, got);
-  if (!out.reason.empty()) return out;
+  if (!enough) {
+    out.reason = WhyNot(out, demand, got);
+    return out;
+  }
+  if (!demand.rank0.empty() && !candidates[0].may_have_rank0) {
+    RefuseRank0(nodes, demand, rank0, out);
+    return out;
+  }
   std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
-    const bool a_first = IsCalled(*a.view, demand.rank0), b_first = IsCalled(*b.view, demand.rank0);
-    return a_first != b_first ? a_first : a.view->id < b.view->id;
+    return a.may_have_rank0 != b.may_have_rank0 ? a.may_have_rank0 : a.view->id < b.view->id;
   });
   const std::vector<size_t> node_of = Number(candidates, world, demand);
   FillSlots(candidates, node_of, GpusOf(candidates, node_of, demand), demand, out);
-  Warn(candidates, demand, out);
+  WarnOfSharing(candidates, demand, out);
   out.placed = true;
   const auto given = [](const Candidate& c) { return absl::StrCat(c.given, " on ", c.view->hostname); };
   const int most = demand.max - demand.spares;
@@ -255,6 +281,7 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
 }  // namespace
 
 Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
+  if (!demand.rank_hosts.empty()) return PlaceByRank(nodes, demand);
   if (!demand.oversubscribe_cpus || demand.min == demand.max) return PlaceOnce(nodes, demand);
   // CPUs are shared for the sake of the least that was asked for, never for more.
   Demand wanted = demand;
@@ -276,6 +303,7 @@ std::vector<NodeView> Emptied(std::vector<NodeView> nodes) {
     node.cpus_bound.clear();
     node.memory_free_bytes = node.memory_bytes;
     node.gpus_free.clear();
+    node.gpu_shares.clear();
     for (size_t i = 0; i < node.gpu_models.size(); ++i) node.gpus_free.push_back(static_cast<int>(i));
   }
   return nodes;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "job/spec/hosts.h"
 
 namespace gtrain::plan {
 
@@ -30,7 +31,8 @@ struct NodeView {
   uint64_t memory_free_bytes = 0;
   std::vector<std::string> gpu_models;  // index = GPU
   std::vector<int> gpu_numa;            // index = GPU; empty, or -1 for one: unknown
-  std::vector<int> gpus_free;           // ascending
+  std::vector<int> gpus_free;           // ascending; of which no rank has a part
+  std::map<int, int> gpu_shares;        // of those that ranks share: how much is taken, in thousandths
   std::string unusable;                 // why it takes no ranks at all; empty = it does
   bool operator==(const NodeView&) const = default;
 };
@@ -52,13 +54,23 @@ struct Demand {
   std::optional<int> cpus;    // per rank; nullopt = auto: one each at least, not bound
   uint64_t memory_bytes = 0;  // per rank; 0 = not limited
   std::optional<int> gpus;    // per rank; nullopt = auto: one where there are GPUs
+  int gpu_share = 0;          // thousandths of one GPU per rank, instead of `gpus`; 0: whole ones
   bool all_gpus = false;      // `per: node` with auto: one process gets every GPU of the node
   std::vector<std::string> gpu_types;  // any of; matched inside the model, ignoring case
   std::map<std::string, std::string> labels;
-  std::vector<std::string> exclude;  // hostnames or NodeIds
-  std::string rank0;                 // where rank 0 goes, likewise; empty: wherever
-  int asked = 0;                     // by a person while the job ran, of min to max; 0: nobody did
-  int spares = 0;                    // of max: what waits beside the ranks, so that words do not call it one
+  // Hostnames, whole or without their domain, or NodeIds.
+  spec::HostNames hosts;    // only there; empty: wherever
+  spec::HostNames exclude;  // not there, whatever `hosts` says
+  spec::HostNames rank0;    // where rank 0 goes, on one of these; empty: wherever
+  // Where each rank goes, by rank; empty: wherever. One of host_names, and which of the places there, counted
+  // in GPUs of a rank; -1: any.
+  struct RankHost {
+    int host = 0, slot = -1;
+  };
+  std::vector<std::string> host_names;
+  std::vector<RankHost> rank_hosts;
+  int asked = 0;   // by a person while the job ran, of min to max; 0: nobody did
+  int spares = 0;  // of max: what waits beside the ranks, so that words do not call it one
   bool oversubscribe_cpus = false;
   std::vector<NodeId> previous;                 // index = rank of the last generation
   std::vector<std::vector<int>> previous_gpus;  // of each; may be shorter
@@ -90,6 +102,10 @@ struct Placement {
   std::string reason;           // one sentence, also when not placed
   std::vector<std::string> warnings;
   std::vector<NodeVerdict> verdicts;  // NodeId order
+  // Where the job names hosts that do not take what is to go there: what would help, and those of them that
+  // are up. What other nodes have does not matter then.
+  std::string remedy;
+  std::vector<NodeId> named;
 };
 
 Placement Place(const std::vector<NodeView>& nodes, const Demand& demand);

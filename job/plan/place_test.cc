@@ -230,6 +230,50 @@ TEST(Place, GpusAreOneARankWhereThereAreSome) {
   EXPECT_THAT(Place({Node("a", 16, 4)}, demand).reason, HasSubstr("no GPU of type a100"));
 }
 
+TEST(Place, RanksShareAsFewGpusAsTheyCan) {
+  Demand demand = Ranks(4, 4);
+  demand.gpu_share = 400;
+  const Placement p = Place({Node("a", 16, 3)}, demand);
+  ASSERT_TRUE(p.placed) << p.reason;
+  const auto gpus = [](const Placement& placement) {
+    std::vector<int> of_ranks;
+    for (const RankSlot& slot : placement.ranks) of_ranks.push_back(slot.gpus.at(0));
+    return of_ranks;
+  };
+  EXPECT_THAT(gpus(p), ElementsAre(0, 0, 1, 1)) << "two of 0.4 on each, and 0.2 is left";
+  NodeView node = Node("a", 16, 3);
+  node.gpus_free = {0};
+  node.gpu_shares = {{1, 500}, {2, 700}, {9, 1}};
+  EXPECT_THAT(
+      Place({node}, demand).reason,
+      HasSubstr(
+          "0.4 of a GPU each; there is room for 3: host-a takes 3 (gpus: 3 have room for 3 times 0.4)"));
+  demand = Ranks(3, 3);
+  demand.gpu_share = 400;
+  EXPECT_THAT(gpus(Place({node}, demand)), ElementsAre(0, 0, 1));
+  demand = Ranks(1, 1);
+  demand.gpu_share = 250;
+  EXPECT_THAT(gpus(Place({node}, demand)), ElementsAre(2)) << "the fullest that has room";
+  demand.previous = {NodeId("a")};
+  demand.previous_gpus = {{1}};
+  EXPECT_THAT(gpus(Place({node}, demand)), ElementsAre(1)) << "the one it had";
+  EXPECT_TRUE(Emptied({node})[0].gpu_shares.empty());
+}
+
+TEST(Place, InstancesOfAGpuAreGpusOfTheirOwn) {
+  NodeView node = Node("a", 16, 4);
+  node.gpu_models[1] = node.gpu_models[2] = "NVIDIA H100 80GB HBM3 MIG 1g.10gb";
+  Demand demand = Ranks(2, 2);
+  demand.gpu_types = {"1g.10gb"};
+  const Placement p = Place({node}, demand);
+  ASSERT_TRUE(p.placed) << p.reason;
+  EXPECT_THAT(p.ranks[0].gpus, ElementsAre(1));
+  EXPECT_THAT(p.ranks[1].gpus, ElementsAre(2));
+  demand = Ranks(1, 1);
+  demand.gpus = 2;
+  EXPECT_THAT(Place({node}, demand).ranks.at(0).gpus, ElementsAre(0, 3)) << "a process can use one instance";
+}
+
 TEST(Place, NodesDemandTakesItsGpusOrOneRankEach) {
   Demand demand = Ranks(2, 2);
   demand.count_nodes = true;
@@ -328,27 +372,162 @@ TEST(Place, EmptyClusterSaysSo) {
 TEST(Place, Rank0HasItsHostOrTheJobWaits) {
   const std::vector<NodeView> nodes = {Node("a", 4), Node("b", 2), Node("c", 0)};
   Demand demand = Ranks(3, 3);
-  demand.rank0 = "b";
+  demand.rank0 = {"b"};
   const Placement placed = Place(nodes, demand);
   ASSERT_TRUE(placed.placed) << placed.reason;
   EXPECT_EQ(placed.ranks[0].node.value, "b");
-  demand.rank0 = "c";
+  demand.rank0 = {"c"};
   EXPECT_THAT(Place(nodes, demand).reason,
               HasSubstr("rank 0 goes on c by where.rank0, and that takes none: cpus: 0 of 0"));
   // Two agents of one host, and the one that had rank 1 is left.
   std::vector<NodeView> two = {Node("y", 1), Node("z", 4)};
   two[0].hostname = "h";
   Demand again = Ranks(3, 3);
-  again.rank0 = "h";
+  again.rank0 = {"h"};
   again.previous = {NodeId("x"), NodeId("y"), NodeId("z")};
   EXPECT_EQ(Place(two, again).ranks.at(0).node.value, "y");
   std::vector<NodeView> thief = {Node("0123456789abcdef", 1), Node("b", 1)};
   thief[1].hostname = "0123456789abcdef";
   Demand by_id = Ranks(1, 1);
-  by_id.rank0 = "0123456789abcdef";
+  by_id.rank0 = {"0123456789abcdef"};
   EXPECT_EQ(Place(thief, by_id).ranks.at(0).node.value, "0123456789abcdef");
-  demand.rank0 = "elsewhere";
+  demand.rank0 = {"elsewhere"};
   EXPECT_THAT(Place(nodes, demand).reason, HasSubstr("no node that is up is called so"));
+}
+
+TEST(Place, Rank0MayHaveOneOfSeveralHosts) {
+  std::vector<NodeView> nodes = {Node("a", 4), Node("b", 2), Node("c", 1)};
+  Demand demand = Ranks(5, 5);
+  demand.rank0 = {"b", "c"};
+  const Placement placed = Place(nodes, demand);
+  ASSERT_TRUE(placed.placed) << placed.reason;
+  EXPECT_THAT(NodesByRank(placed), ElementsAre("b", "b", "a", "a", "a")) << "the larger of the two";
+  demand.previous = {NodeId("c"), NodeId("a")};
+  EXPECT_EQ(Place(nodes, demand).ranks.at(0).node.value, "c") << "where it was";
+  nodes[1].unusable = nodes[2].unusable = "drained";
+  demand = Ranks(1, 1);
+  demand.rank0 = {"b", "c"};
+  const Placement waits = Place(nodes, demand);
+  EXPECT_EQ(waits.reason,
+            "rank 0 goes on b,c by where.rank0, and host-b takes none: drained; host-c takes none: drained");
+  EXPECT_THAT(waits.named, ElementsAre(NodeId("b"), NodeId("c")));
+  EXPECT_EQ(waits.remedy, "room on b,c, or another where.rank0");
+}
+
+TEST(Place, AHostWithoutItsDomainIsMeantWhereOnlyOneIsCalledSo) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1)};
+  nodes[0].hostname = "tux0.lab.example";
+  nodes[1].hostname = "tux1.lab.example";
+  nodes[2].hostname = "tux1.far.example";
+  Demand demand = Ranks(1, 1);
+  demand.rank0 = {"tux0"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a"));
+  demand.rank0 = {"tux1"};
+  const Placement waits = Place(nodes, demand);
+  EXPECT_THAT(waits.reason,
+              HasSubstr("2 hosts are called so without their domain: tux1.far.example, tux1.lab.example"));
+  EXPECT_EQ(waits.remedy, "the whole name of one of them, or another where.rank0");
+  demand.rank0 = {"tux1.lab.example"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("b"));
+  nodes[1].hostname = "tux1";
+  demand.rank0 = {"tux1"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("b")) << "an exact name wins";
+  // What looks like an id is one, also without a domain.
+  nodes[2].hostname = "0123456789abcdef.far.example";
+  demand.rank0 = {"0123456789abcdef"};
+  EXPECT_FALSE(Place(nodes, demand).placed);
+  nodes[0].id = NodeId("0123456789abcdef");
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("0123456789abcdef"));
+}
+
+TEST(Place, OnlyOnTheHostsThatAreListedAndOnNoneThatIsExcluded) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 1), Node("c", 1), Node("d", 8)};
+  nodes[2].hostname = "tux2.lab.example";
+  Demand demand = Ranks(2, 3);
+  demand.hosts = {"host-a", "b", "tux2"};  // a hostname, an id, and one without its domain
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b", "c"));
+  demand.exclude = {"tux2"};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b"));
+  demand.exclude = {"tux2", "host-b"};
+  const Placement waits = Place(nodes, demand);
+  EXPECT_FALSE(waits.placed);
+  EXPECT_EQ(waits.verdicts[1].limit, "excluded by where.exclude");
+  EXPECT_EQ(waits.verdicts[3].limit, "not in where.hosts");
+  EXPECT_THAT(waits.verdicts[3].remedy, HasSubstr("where.hosts with it"));
+}
+
+Demand OnHosts(const std::vector<std::pair<std::string, int>>& hosts) {
+  Demand demand = Ranks(static_cast<int>(hosts.size()), static_cast<int>(hosts.size()));
+  for (const auto& [host, slot] : hosts) {
+    demand.rank_hosts.push_back({static_cast<int>(demand.host_names.size()), slot});
+    demand.host_names.push_back(host);
+  }
+  return demand;
+}
+
+TEST(PlaceByRank, EachRankHasItsHostAndItsGpus) {
+  std::vector<NodeView> nodes = {Node("a", 8, 4), Node("b", 8, 4), Node("c", 8, 4)};
+  nodes[2].hostname = "tux.lab.example";
+  Demand demand = OnHosts({{"host-b", 3}, {"a", -1}, {"tux", 0}, {"host-b", 1}, {"host-b", -1}});
+  const Placement p = Place(nodes, demand);
+  ASSERT_TRUE(p.placed) << p.reason;
+  EXPECT_THAT(NodesByRank(p), ElementsAre("b", "a", "c", "b", "b"));
+  EXPECT_THAT(p.nodes, ElementsAre(NodeId("b"), NodeId("a"), NodeId("c")));
+  EXPECT_THAT(p.ranks[0].gpus, ElementsAre(3));
+  EXPECT_THAT(p.ranks[3].gpus, ElementsAre(1));
+  EXPECT_THAT(p.ranks[4].gpus, ElementsAre(0)) << "the first that is left";
+  EXPECT_EQ(p.ranks[3].local_rank, 1);
+  EXPECT_EQ(p.reason, "5 ranks by where.ranks: 1 on host-a, 3 on host-b, 1 on tux.lab.example");
+  demand.gpus = 2;
+  demand.rank_hosts[0].slot = 1;
+  demand.rank_hosts.resize(3);
+  demand.min = demand.max = 3;
+  EXPECT_THAT(Place(nodes, demand).ranks.at(0).gpus, ElementsAre(2, 3)) << "a slot is of two GPUs";
+}
+
+TEST(PlaceByRank, WhatIsNotThereIsWaitedForAndNamed) {
+  std::vector<NodeView> nodes = {Node("a", 2, 4), Node("b", 8, 2), Node("c", 8, 2)};
+  nodes[2].gpus_free = {1};
+  const auto why = [&](const Demand& demand) { return Place(nodes, demand).reason; };
+  EXPECT_EQ(why(OnHosts({{"host-b", -1}, {"gone", -1}})),
+            "rank 1 goes on gone by where.ranks, and no node that is up is called so");
+  Demand many = OnHosts({{"host-a", -1}, {"host-b", -1}});
+  many.rank_hosts = {{0, -1}, {0, -1}, {0, -1}, {1, -1}};
+  many.min = many.max = 4;
+  const Placement waits = Place(nodes, many);
+  EXPECT_EQ(waits.reason, "ranks 0-2 go on host-a by where.ranks, and that takes 2 (cpus: 2 of 2 free)");
+  EXPECT_THAT(waits.named, ElementsAre(NodeId("a")));
+  EXPECT_EQ(waits.remedy, "room on host-a, or another where.ranks");
+  EXPECT_EQ(why(OnHosts({{"host-b", 2}})), "rank 0 goes on host-b slot 2 by where.ranks, and it has 2 GPUs");
+  EXPECT_EQ(
+      why(OnHosts({{"host-c", 0}})),
+      "rank 0 goes on host-c slot 0 by where.ranks, and GPU 0 there is taken, or of another type than the "
+      "job wants");
+  Demand excluded = OnHosts({{"host-a", -1}, {"gone", -1}});
+  excluded.exclude = {"host-a"};
+  EXPECT_EQ(
+      why(excluded),
+      "rank 0 goes on host-a by where.ranks, and that takes 0 (excluded by where.exclude); 1 other host does "
+      "not take its ranks either");
+}
+
+TEST(PlaceByRank, AfterARestartARankHasItsGpusAgain) {
+  Demand demand = OnHosts({{"host-a", -1}, {"host-a", -1}});
+  demand.previous = {NodeId("a"), NodeId("a")};
+  demand.previous_gpus = {{3}, {0}};
+  const Placement p = Place({Node("a", 8, 4)}, demand);
+  EXPECT_THAT(p.ranks.at(0).gpus, ElementsAre(3));
+  EXPECT_THAT(p.ranks.at(1).gpus, ElementsAre(0));
+}
+
+// Two agents of one machine have the same hostname.
+TEST(PlaceByRank, AHostnameOfTwoNodesIsEither) {
+  std::vector<NodeView> nodes = {Node("a", 1), Node("b", 2)};
+  nodes[0].hostname = nodes[1].hostname = "h";
+  Demand demand = OnHosts({{"h", -1}, {"h", -1}, {"h", -1}});
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("a", "b", "b"));
+  demand.previous = {NodeId("b"), NodeId("a"), NodeId("b")};
+  EXPECT_THAT(NodesByRank(Place(nodes, demand)), ElementsAre("b", "a", "b"));
 }
 
 }  // namespace

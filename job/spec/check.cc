@@ -1,5 +1,8 @@
 // Rules between keys (fault J12) and the defaults that depend on several of them.
 #include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +16,19 @@ namespace {
 
 constexpr absl::string_view kLaunchers[] = {"torchrun", "accelerate", "deepspeed",
                                             "mpirun",   "mpiexec",    "srun"};
+
+// What does not go with a host for each rank; empty: nothing that the job says.
+std::string WhyNoRanksOn(const JobSpec& spec) {
+  if (spec.in_place)
+    return "with `elastic.mode: in-place` processes that go on stay where they are, whatever rank they "
+           "become";
+  if (spec.per == Per::kNode || spec.nodes)
+    return "it names the host of each rank, and `nodes` and `per: node` count machines: write `ranks: N`";
+  if (!spec.where_rank0.empty()) return "it says where rank 0 goes, and so does `where.rank0`; keep one";
+  if (spec.ranks && spec.ranks->min != spec.ranks->max)
+    return "it names the host of each rank, and `ranks` is a range: write `ranks: N`";
+  return "";
+}
 
 }  // namespace
 
@@ -41,6 +57,7 @@ void JobReader::Complete(const Node& root) {
   CheckMesh(root);
   CheckTraffic(root);
   CheckRank0(root);
+  CheckRanksOn(root);
   CheckStepCopies(root);
   CheckTimes(root);
   CheckResources(root);
@@ -165,7 +182,12 @@ void JobReader::CheckSize(const Node& root) {
     report_.Error(nodes->place,
                   absl::StrCat("`nodes` x `ranks_per_node` is more than ", kRanksMax, " ranks"));
   }
-  if (ranks == nullptr && nodes == nullptr) spec_.ranks = Range{1, 1};
+  if (ranks == nullptr && nodes == nullptr) {
+    size_t count = 0;
+    for (const RanksOn& place : spec_.where_ranks) count += place.ranks.size();
+    const int all = static_cast<int>(std::clamp<size_t>(count, 1, kRanksMax));
+    spec_.ranks = Range{all, all};
+  }
 }
 
 void JobReader::CheckStepCopies(const Node& root) {
@@ -217,6 +239,34 @@ void JobReader::CheckRank0(const Node& root) {
       PlaceOf(root, "where.rank0"),
       "`where.rank0` with `elastic.mode: in-place`: processes that go on stay where they are, and any of "
       "them becomes rank 0; keep one");
+}
+
+void JobReader::CheckRanksOn(const Node& root) {
+  if (spec_.where_ranks.empty()) return;
+  const auto refuse = [&](absl::string_view why) {
+    report_.Error(PlaceOf(root, "where.ranks"), absl::StrCat("`where.ranks`: ", why));
+  };
+  if (const std::string why = WhyNoRanksOn(spec_); !why.empty()) return refuse(why);
+  std::set<int> ranks;
+  std::map<std::pair<std::string, int>, int> taken;
+  for (const RanksOn& place : spec_.where_ranks) {
+    for (size_t i = 0; i < place.ranks.size(); ++i) {
+      const int rank = place.ranks[i];
+      if (!ranks.insert(rank).second) return refuse(absl::StrCat("rank ", rank, " is there twice"));
+      if (place.slots.empty() || spec_.resources.gpu_share > 0) continue;
+      const auto [it, is_new] = taken.emplace(std::pair(place.host, place.slots[i]), rank);
+      if (!is_new)
+        return refuse(absl::StrCat("ranks ", it->second, " and ", rank, " both have slot ", place.slots[i],
+                                   " of ", place.host));
+    }
+  }
+  const int all = spec_.ranks ? spec_.ranks->max : static_cast<int>(ranks.size());
+  int first_missing = 0;
+  while (ranks.contains(first_missing)) ++first_missing;
+  if (first_missing < all)
+    return refuse(absl::StrCat("the host of rank ", first_missing, " is missing, of ", all));
+  if (static_cast<int>(ranks.size()) > all)
+    refuse(absl::StrCat("it names the hosts of ", ranks.size(), " ranks, and the job has ", all));
 }
 
 void JobReader::CheckTraffic(const Node& root) {
@@ -274,6 +324,12 @@ void JobReader::CheckResources(const Node& root) {
   if (r.gpus == 0 && !r.visible_node) {
     report_.Error(PlaceOf(root, "resources.visible"),
                   "`resources.visible: rank` with `gpus: 0` has no GPU to show");
+  }
+  const Node* const resources = root.Find("resources");
+  const Node* const visible = resources == nullptr ? nullptr : resources->Find("visible");
+  if (r.gpu_share > 0 && visible != nullptr && r.visible_node) {
+    report_.Error(visible->place,
+                  "`resources.visible: node` with a part of a GPU: a rank sees the GPU that it shares alone");
   }
   for (const auto& [name, ref] : spec_.secrets) {
     if (spec_.env.count(name) != 0) {

@@ -35,6 +35,18 @@ TEST(Hostile, J1AliasBomb) {
 
 TEST(Hostile, J2Cycle) { EXPECT_THAT(ErrorsOf("&x [*x]"), HasSubstr("f:1:1: anchors")); }
 
+TEST(Hostile, J1RangesOfRanksAreNotMadeUpBeyondWhatAJobMayHave) {
+  std::string text = "run: a\nwhere:\n  ranks:\n";
+  for (int i = 0; i < 4000; ++i) absl::StrAppend(&text, "    0-", 65535 - i, ": a slot=0-", 65535 - i, "\n");
+  EXPECT_THAT(ErrorsOf(text), HasSubstr("f:5:5: `where.ranks`: names more than 65536 ranks"));
+  text = "run: a\nwhere:\n  ranks:\n";
+  for (int i = 0; i < 4000; ++i) absl::StrAppend(&text, "    ", i, ": a slot=0-65535\n");
+  EXPECT_EQ(ErrorsOf(text), "f:4:8: `where.ranks`: 65536 slots for 1 rank") << "the first alone";
+  const std::string hosts =
+      ErrorsOf(absl::StrCat("run: a\nwhere:\n  hosts:", Repeat("\n  - a[0-65535],[", 4000), "\n"));
+  EXPECT_EQ(hosts, "f:4:5: `where.hosts`: hostlist \"a[0-65535],[\": a [ without a ]") << "the first alone";
+}
+
 TEST(Hostile, J1TooManyNodes) {
   EXPECT_THAT(ErrorsOf(absl::StrCat("run: [", Repeat("a,", 20'000), "a]\n")),
               HasSubstr("more than 10000 values"));

@@ -11,8 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/path.h"
 #include "base/pattern.h"
+#include "job/spec/hosts.h"
 #include "job/spec/nearest.h"
 #include "job/spec/words.h"
 
@@ -21,6 +23,7 @@ namespace {
 
 constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 constexpr size_t kWordsMax = 4096;
+constexpr int kSlotsMax = 65'536;            // of a machine
 constexpr size_t kWordBytesMax = 128 << 10;  // Linux refuses longer arguments
 
 struct Synonym {
@@ -47,6 +50,8 @@ constexpr Synonym kSynonyms[] = {
     {"memory", "resources.memory"},
     {"gpu_type", "resources.gpu_type"},
     {"exclude", "where.exclude"},
+    {"hosts", "where.hosts"},
+    {"nodelist", "where.hosts"},
     {"uri", "checkpoint.uri"},
     {"time", "limits.time"},
     {"timeout", "limits.time"},
@@ -76,6 +81,20 @@ constexpr int kMatrixRankMax = 64;  // likewise
 constexpr int kWholeShare = 1'000'000;
 
 constexpr absl::string_view kSignals[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"};
+
+// A part of one GPU in thousandths: a decimal of at most three digits, or 1/N; 0: it is none.
+int GpuShareOf(absl::string_view text) {
+  int number = 0;
+  if (absl::ConsumePrefix(&text, "1/"))
+    return absl::c_all_of(text, absl::ascii_isdigit) && absl::SimpleAtoi(text, &number) && number >= 2 &&
+                   number <= kWholeGpu
+               ? kWholeGpu / number
+               : 0;
+  if (!absl::ConsumePrefix(&text, "0.") || text.empty() || text.size() > 3 ||
+      !absl::c_all_of(text, absl::ascii_isdigit))
+    return 0;
+  return absl::SimpleAtoi(absl::StrCat(text, std::string(3 - text.size(), '0')), &number) ? number : 0;
+}
 
 }  // namespace
 
@@ -336,50 +355,128 @@ void JobReader::ReadResources(const Node& node) {
     if (Values::Is(n, "auto")) return;
     if (const auto value = values_.Int(n, key, min, max)) out = static_cast<int>(*value);
   };
-  ReadMapping(node, "resources",
-              {{"cpus", [&](const Node& n) { number_or_auto(n, "resources.cpus", 1, 8192, r.cpus); }},
-               {"memory",
-                [&](const Node& n) {
-                  if (!Values::Is(n, "unlimited"))
-                    r.memory = values_.Bytes(n, "resources.memory", 1 << 20, uint64_t{1} << 50);
-                }},
-               {"gpus", [&](const Node& n) { number_or_auto(n, "resources.gpus", 0, 1024, r.gpus); }},
-               {"gpu_type",
-                [&](const Node& n) {
-                  if (n.kind == Node::Kind::kSequence) {
-                    if (auto types = values_.Strings(n, "resources.gpu_type")) r.gpu_type = *std::move(types);
-                  } else if (auto type = values_.String(n, "resources.gpu_type")) {
-                    r.gpu_type = {*std::move(type)};
-                  }
-                }},
-               {"shm",
-                [&](const Node& n) {
-                  if (const auto shm = values_.Bytes(n, "resources.shm", 1 << 20, uint64_t{1} << 44))
-                    r.shm = *shm;
-                }},
-               {"processes",
-                [&](const Node& n) { number_or_auto(n, "resources.processes", 16, 4 << 20, r.processes); }},
-               {"visible",
-                [&](const Node& n) {
-                  if (const auto choice = values_.Choice(n, "resources.visible", {"node", "rank"}))
-                    r.visible_node = *choice == 0;
-                }},
-               {"oversubscribe", [&](const Node& n) {
-                  if (!Values::Is(n, "auto")) r.oversubscribe = values_.Bool(n, "resources.oversubscribe");
-                }}});
+  ReadMapping(
+      node, "resources",
+      {{"cpus", [&](const Node& n) { number_or_auto(n, "resources.cpus", 1, 8192, r.cpus); }},
+       {"memory",
+        [&](const Node& n) {
+          if (!Values::Is(n, "unlimited"))
+            r.memory = values_.Bytes(n, "resources.memory", 1 << 20, uint64_t{1} << 50);
+        }},
+       {"gpus",
+        [&](const Node& n) {
+          const bool part =
+              n.kind == Node::Kind::kScalar && !n.quoted && n.scalar.find_first_of("./") != std::string::npos;
+          if (!part) return number_or_auto(n, "resources.gpus", 0, 1024, r.gpus);
+          r.gpu_share = GpuShareOf(n.scalar);
+          if (r.gpu_share == 0)
+            values_.Error(n, "resources.gpus",
+                          absl::StrCat(Shown(n.scalar),
+                                       " is no part of a GPU: write a decimal below 1 with at most three "
+                                       "digits (0.5, 0.25), or 1/N; several GPUs are a whole number"));
+        }},
+       {"gpu_type",
+        [&](const Node& n) {
+          if (n.kind == Node::Kind::kSequence) {
+            if (auto types = values_.Strings(n, "resources.gpu_type")) r.gpu_type = *std::move(types);
+          } else if (auto type = values_.String(n, "resources.gpu_type")) {
+            r.gpu_type = {*std::move(type)};
+          }
+        }},
+       {"shm",
+        [&](const Node& n) {
+          if (const auto shm = values_.Bytes(n, "resources.shm", 1 << 20, uint64_t{1} << 44)) r.shm = *shm;
+        }},
+       {"processes",
+        [&](const Node& n) { number_or_auto(n, "resources.processes", 16, 4 << 20, r.processes); }},
+       {"visible",
+        [&](const Node& n) {
+          if (const auto choice = values_.Choice(n, "resources.visible", {"node", "rank"}))
+            r.visible_node = *choice == 0;
+        }},
+       {"oversubscribe", [&](const Node& n) {
+          if (!Values::Is(n, "auto")) r.oversubscribe = values_.Bool(n, "resources.oversubscribe");
+        }}});
 }
 
 void JobReader::ReadWhere(const Node& node) {
   ReadMapping(node, "where",
               {{"labels", [this](const Node& n) { ReadLabels(n, "where.labels", spec_.where_labels); }},
-               {"exclude",
-                [this](const Node& n) {
-                  if (auto names = values_.Strings(n, "where.exclude"))
-                    spec_.where_exclude = *std::move(names);
-                }},
+               {"hosts", [this](const Node& n) { ReadHosts(n, "where.hosts", spec_.where_hosts); }},
+               {"exclude", [this](const Node& n) { ReadHosts(n, "where.exclude", spec_.where_exclude); }},
+               {"ranks", [this](const Node& n) { ReadRanksOn(n); }},
                {"rank0", [this](const Node& n) {
-                  if (auto name = values_.String(n, "where.rank0")) spec_.where_rank0 = *std::move(name);
+                  std::vector<std::string> words;
+                  if (n.kind == Node::Kind::kSequence) {
+                    values_.Error(n, "where.rank0", "must be one name or one hostlist, like login[0-1]");
+                  } else {
+                    ReadHosts(n, "where.rank0", words);
+                  }
+                  if (!words.empty()) spec_.where_rank0 = std::move(words[0]);
                 }}});
+}
+
+// {0-3: HOST, 4-7: HOST slot=0-3}. The first wrong list is the last that is looked at: a short text may stand
+// for many numbers.
+void JobReader::ReadRanksOn(const Node& node) {
+  if (!values_.Mapping(node, "where.ranks")) return;
+  size_t count = 0;
+  for (const auto& [key, value] : node.entries) {
+    RanksOn place;
+    const absl::StatusOr<std::vector<int>> ranks = ParseRankList(key.scalar, kRanksMax);
+    if (!ranks.ok()) {
+      report_.Error(key.place, absl::StrCat("`where.ranks`: ", ranks.status().message()));
+      return;
+    }
+    place.ranks = *ranks;
+    count += place.ranks.size();
+    if (count > kRanksMax)  // ranges are short, and what they stand for is not
+      return report_.Error(key.place, absl::StrCat("`where.ranks`: names more than ", kRanksMax, " ranks"));
+    const std::optional<std::string> text = values_.String(value, "where.ranks");
+    if (!text) continue;
+    const std::pair<std::string, std::string> parts = absl::StrSplit(*text, absl::MaxSplits(" slot=", 1));
+    place.host = parts.first;
+    if (place.host.find_first_of("[], ") != std::string::npos) {
+      values_.Error(value, "where.ranks", "must be one host, or HOST slot=0-3");
+      continue;
+    }
+    if (parts.first.size() < text->size()) {
+      const absl::StatusOr<std::vector<int>> slots = ParseRankList(parts.second, kSlotsMax);
+      if (!slots.ok()) {
+        values_.Error(value, "where.ranks", absl::StrCat("slot=", slots.status().message()));
+        return;
+      }
+      place.slots = *slots;
+      if (place.slots.size() != place.ranks.size()) {
+        values_.Error(value, "where.ranks",
+                      absl::StrCat(place.slots.size(), " slots for ", place.ranks.size(),
+                                   place.ranks.size() == 1 ? " rank" : " ranks"));
+        return;
+      }
+    }
+    spec_.where_ranks.push_back(std::move(place));
+  }
+  if (node.entries.empty())
+    values_.Error(node, "where.ranks", "must name the host of each rank, or be left away");
+}
+
+// A single word, which needs no brackets of YAML around those of the hostlist, or a list of words.
+void JobReader::ReadHosts(const Node& node, absl::string_view key, std::vector<std::string>& out) {
+  size_t count = 0;
+  const auto read = [&](const Node& item) {
+    const std::optional<std::string> word = values_.String(item, key);
+    if (!word || count > kHostsMax) return;
+    const absl::StatusOr<std::vector<std::string>> hosts = HostsOf(*word);
+    count += hosts.ok() ? hosts->size() : kHostsMax + 1;  // a list may be wrong at the end of many names
+    if (!hosts.ok()) return values_.Error(item, key, hosts.status().message());
+    if (count > kHostsMax)
+      return values_.Error(item, key, absl::StrCat("names more than ", kHostsMax, " hosts"));
+    out.push_back(*word);
+  };
+  if (node.kind != Node::Kind::kSequence) return read(node);
+  for (const Node& item : node.items) read(item);
+  if (node.items.empty() && key == "where.hosts")
+    values_.Error(node, key, "must name a host, or be left away");
 }
 
 void JobReader::ReadWorkdirPath(const Node& node) {

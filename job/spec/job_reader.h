@@ -50,6 +50,8 @@ class JobReader {
   void ReadResources(const Node& node);
   void ReadTraffic(const Node& node);
   void ReadWhere(const Node& node);
+  void ReadRanksOn(const Node& node);
+  void ReadHosts(const Node& node, absl::string_view key, std::vector<std::string>& out);
   void ReadWorkdir(const Node& node);
   void ReadWorkdirPath(const Node& node);
   std::string BesideFile(const Node& node, const std::string& key, const std::string& path);
@@ -83,6 +85,7 @@ class JobReader {
   void CheckMesh(const Node& root);
   void CheckTraffic(const Node& root);
   void CheckRank0(const Node& root);
+  void CheckRanksOn(const Node& root);
   void CheckStepCopies(const Node& root);
   void CheckMeshSize(const Place& place, const MeshShape& shape, const Range& world);
   void CheckTimes(const Node& root);

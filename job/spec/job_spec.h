@@ -33,15 +33,26 @@ struct Range {  // inclusive; min == max for a plain number
 };
 
 struct Resources {
-  std::optional<int> cpus;            // per rank; nullopt = auto: the node's cores over its ranks
-  std::optional<uint64_t> memory;     // bytes per rank; nullopt = unlimited
-  std::optional<int> gpus;            // per rank; nullopt = auto: one where there are GPUs
+  std::optional<int> cpus;         // per rank; nullopt = auto: the node's cores over its ranks
+  std::optional<uint64_t> memory;  // bytes per rank; nullopt = unlimited
+  std::optional<int> gpus;         // per rank; nullopt = auto: one where there are GPUs
+  int gpu_share = 0;  // `gpus: 0.5`: thousandths of one GPU a rank, `gpus` is unset; 0: whole ones
   std::vector<std::string> gpu_type;  // empty = any
   uint64_t shm = 1 << 30;             // bytes of shared-memory arena a node
   std::optional<int> processes;       // and threads, all ranks of a node together; nullopt = auto
   bool visible_node = true;           // visible: node (all GPUs of the job on the node) | rank
   std::optional<bool> oversubscribe;  // nullopt = auto: yes on the local cluster, with a warning
   bool operator==(const Resources&) const = default;
+};
+
+inline constexpr int kWholeGpu = 1000;  // Resources::gpu_share of all of it
+
+// Ranks of one machine, of `where.ranks`.
+struct RanksOn {
+  std::vector<int> ranks;
+  std::string host;        // host name or node id
+  std::vector<int> slots;  // of each of `ranks`: its place there, which says which GPUs it has; empty: any
+  bool operator==(const RanksOn&) const = default;
 };
 
 struct SecretRef {  // exactly one is set
@@ -158,10 +169,13 @@ struct JobSpec {
   std::map<std::string, uint64_t> traffic;  // by axis of `mesh`: bytes that a rank sends a step; else assumed
   Resources resources;
   std::map<std::string, std::string> where_labels;
+  // Words of HostsOf (hosts.h).
+  std::vector<std::string> where_hosts;  // only there; empty: wherever
   std::vector<std::string> where_exclude;
-  std::string where_rank0;   // host name or node id; empty: wherever
-  std::string workdir;       // absolute once the client resolved it
-  std::string setup;         // runs once a node and content hash
+  std::string where_rank0;           // on one of these; empty: wherever
+  std::vector<RanksOn> where_ranks;  // each rank once; empty: wherever
+  std::string workdir;               // absolute once the client resolved it
+  std::string setup;                 // runs once a node and content hash
   bool tty = false;          // stdout of each rank is a terminal, so that programs write it line by line
   bool takes_input = false;  // `stdin`: of rank 0, from who launches; with `tty` its terminal is a whole one
   std::map<std::string, std::string> env;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "job/spec/hosts.h"
 
 namespace gtrain::spec {
 namespace {
@@ -101,6 +102,84 @@ TEST(ParseJob, WhereRank0Goes) {
   const ParseResult result = ParseJob("run: a\nwhere: {rank0: node-2}\n", "job.yaml", Options());
   ASSERT_TRUE(result.ok()) << AllErrors(result);
   EXPECT_EQ(result.spec.where_rank0, "node-2");
+}
+
+TEST(ParseJob, HostsAreNamesOrHostlists) {
+  const ParseResult result = ParseJob(
+      "run: a\nwhere:\n  hosts: tux[0-3,12]\n  exclude: [tux1, \"n[08-09],login\"]\n  rank0: tux[2-3]\n",
+      "job.yaml", Options());
+  ASSERT_TRUE(result.ok()) << AllErrors(result);
+  EXPECT_EQ(NamesOf(result.spec.where_hosts), (HostNames{"tux0", "tux1", "tux12", "tux2", "tux3"}));
+  EXPECT_EQ(NamesOf(result.spec.where_exclude), (HostNames{"login", "n08", "n09", "tux1"}));
+  EXPECT_EQ(NamesOf({result.spec.where_rank0}), (HostNames{"tux2", "tux3"}));
+  const ParseResult wrong = ParseJob(
+      "run: a\nwhere:\n  hosts: []\n  exclude: [tux1, \"n[9-8]\"]\n  rank0: [a]\n", "job.yaml", Options());
+  EXPECT_THAT(AllErrors(wrong), HasSubstr("job.yaml:3:10: `where.hosts`: must name a host, or be left away"));
+  EXPECT_THAT(AllErrors(wrong),
+              HasSubstr("job.yaml:4:19: `where.exclude`: hostlist \"n[9-8]\": the range 9-8 "
+                        "runs backwards"));
+  EXPECT_THAT(AllErrors(wrong), HasSubstr("job.yaml:5:10: `where.rank0`: must be one name or one hostlist"));
+  const ParseResult many = ParseJob("run: a\nwhere:\n  hosts: [\"a[0-65535]\", \"b[0-9]\", \"c[0-65535]\"]\n",
+                                    "job.yaml", Options());
+  EXPECT_EQ(many.errors.size(), 1u) << AllErrors(many);
+  EXPECT_THAT(AllErrors(many), HasSubstr("names more than 65536 hosts"));
+}
+
+TEST(ParseJob, AHostForEachRank) {
+  const ParseResult result = ParseJob(
+      "run: a\nwhere:\n  ranks:\n    0-2: tux0\n    3,5: tux1.lab slot=7,0\n    4: tux1.lab slot=1\n",
+      "job.yaml", Options());
+  ASSERT_TRUE(result.ok()) << AllErrors(result);
+  EXPECT_EQ(result.spec.ranks, (Range{6, 6})) << "as many as have a host";
+  EXPECT_EQ(
+      result.spec.where_ranks,
+      (std::vector<RanksOn>{{{0, 1, 2}, "tux0", {}}, {{3, 5}, "tux1.lab", {7, 0}}, {{4}, "tux1.lab", {1}}}));
+  const auto error = [&](const std::string& ranks, const std::string& more = "ranks: 2\n") {
+    return AllErrors(ParseJob(more + "run: a\nwhere:\n  ranks: " + ranks + "\n", "f", Options()));
+  };
+  EXPECT_THAT(error("{}"), HasSubstr("f:4:10: `where.ranks`: must name the host of each rank"));
+  EXPECT_THAT(error("{a: b}"), HasSubstr("f:4:11: `where.ranks`: \"a\" is no list of numbers such as 0-3,7"));
+  EXPECT_THAT(error("{0-1: \"tux[0-1]\"}"),
+              HasSubstr("f:4:16: `where.ranks`: must be one host, or HOST slot=0-3"));
+  EXPECT_THAT(error("{0-1: a slot=1}"), HasSubstr("f:4:16: `where.ranks`: 1 slots for 2 ranks"));
+  EXPECT_THAT(error("{0-1: a slot=x}"), HasSubstr("`where.ranks`: slot=\"x\" is no list of numbers"));
+  EXPECT_THAT(error("{0: a, 0-1: b}"), HasSubstr("f:4:10: `where.ranks`: rank 0 is there twice"));
+  EXPECT_THAT(error("{0-1: a slot=0-1}", "ranks: 3\n"), HasSubstr("the host of rank 2 is missing, of 3"));
+  EXPECT_THAT(error("{0-2: a}"), HasSubstr("it names the hosts of 3 ranks, and the job has 2"));
+  EXPECT_THAT(error("{0: a slot=1, 1: a slot=1}"), HasSubstr("ranks 0 and 1 both have slot 1 of a"));
+  EXPECT_THAT(error("{0-1: a}", "ranks: {min: 1, max: 2}\n"),
+              HasSubstr("`ranks` is a range: write `ranks: N`"));
+  EXPECT_THAT(error("{0-1: a}", "nodes: 2\n"), HasSubstr("`nodes` and `per: node` count machines"));
+  EXPECT_THAT(error("{0: a}\n  rank0: a", ""),
+              HasSubstr("it says where rank 0 goes, and so does `where.rank0`"));
+  EXPECT_THAT(error("{0: a}", "elastic: {mode: in-place}\n"),
+              HasSubstr("processes that go on stay where they are"));
+  EXPECT_EQ(error("{0: a slot=1, 1: a slot=1}", "resources: {gpus: 0.5}\n"), "") << "they share its GPU";
+}
+
+TEST(ParseJob, APartOfAGpu) {
+  const auto share = [&](const std::string& gpus) {
+    const ParseResult result = ParseJob("run: a\nresources: {gpus: " + gpus + "}\n", "f", Options());
+    EXPECT_TRUE(result.ok()) << AllErrors(result);
+    EXPECT_EQ(result.spec.resources.gpus.has_value(), result.spec.resources.gpu_share == 0 && gpus != "auto");
+    return result.spec.resources.gpu_share;
+  };
+  EXPECT_EQ(share("0.5"), 500);
+  EXPECT_EQ(share("0.125"), 125);
+  EXPECT_EQ(share("1/3"), 333);
+  EXPECT_EQ(share("1/1000"), 1);
+  EXPECT_EQ(share("2"), 0);
+  EXPECT_EQ(share("auto"), 0);
+  for (const char* wrong :
+       {"1.5", "0.0", "0.1234", "1/1", "1/0", "2/3", "1/", "0.", ".5", "0.5e", "1/1001"}) {
+    const ParseResult result =
+        ParseJob(absl::StrCat("run: a\nresources: {gpus: ", wrong, "}\n"), "f", Options());
+    EXPECT_THAT(AllErrors(result), HasSubstr("f:2:19: `resources.gpus`: ")) << wrong;
+    EXPECT_THAT(AllErrors(result), HasSubstr("is no part of a GPU")) << wrong;
+  }
+  EXPECT_THAT(AllErrors(ParseJob("run: a\nresources: {gpus: 0.5, visible: node}\n", "f", Options())),
+              HasSubstr("a rank sees the GPU that it shares alone"));
+  EXPECT_TRUE(ParseJob("run: a\nresources: {gpus: 0.5, visible: rank}\n", "f", Options()).ok());
 }
 
 TEST(ParseJob, DefaultsAreTheDocumentedOnes) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/units.h"
+#include "job/spec/hosts.h"
 #include "job/spec/yaml_tree.h"
 
 namespace gtrain::spec {
@@ -106,6 +107,7 @@ void PrintResources(const Resources& r, std::string& out) {
   if (r.cpus) section.Add("cpus", absl::StrCat(*r.cpus));
   if (r.memory) section.Add("memory", ExactBytes(*r.memory));
   if (r.gpus) section.Add("gpus", absl::StrCat(*r.gpus));
+  if (r.gpu_share > 0) section.Add("gpus", PrintGpuShare(r.gpu_share));
   if (!r.gpu_type.empty()) section.Add("gpu_type", List(r.gpu_type));
   if (r.shm != defaults.shm) section.Add("shm", ExactBytes(r.shm));
   if (r.processes) section.Add("processes", absl::StrCat(*r.processes));
@@ -123,11 +125,13 @@ void PrintLabels(absl::string_view name, absl::string_view indent,
 }
 
 void PrintWhere(const JobSpec& spec, std::string& out) {
-  if (spec.where_labels.empty() && spec.where_exclude.empty() && spec.where_rank0.empty()) return;
-  out += "where:\n";
-  PrintLabels("labels", "  ", spec.where_labels, out);
-  if (!spec.where_exclude.empty()) absl::StrAppend(&out, "  exclude: ", List(spec.where_exclude), "\n");
-  if (!spec.where_rank0.empty()) absl::StrAppend(&out, "  rank0: ", Quote(spec.where_rank0), "\n");
+  std::string where;
+  PrintLabels("labels", "  ", spec.where_labels, where);
+  if (!spec.where_hosts.empty()) absl::StrAppend(&where, "  hosts: ", List(spec.where_hosts), "\n");
+  if (!spec.where_exclude.empty()) absl::StrAppend(&where, "  exclude: ", List(spec.where_exclude), "\n");
+  if (!spec.where_rank0.empty()) absl::StrAppend(&where, "  rank0: ", Quote(spec.where_rank0), "\n");
+  if (!spec.where_ranks.empty()) absl::StrAppend(&where, "  ranks: ", PrintRanksOn(spec.where_ranks), "\n");
+  if (!where.empty()) absl::StrAppend(&out, "where:\n", where);
 }
 
 void PrintInherit(const InheritEnv& inherit, std::string& out) {
@@ -266,6 +270,22 @@ std::string PrintJob(const JobSpec& spec) {
   PrintLabels("labels", "", spec.labels, out);
   if (spec.priority != 0) absl::StrAppend(&out, "priority: ", spec.priority, "\n");
   return out;
+}
+
+std::string PrintRanksOn(const std::vector<RanksOn>& places) {
+  std::vector<std::string> entries;
+  for (const RanksOn& place : places) {
+    const std::string slots = place.slots.empty() ? "" : absl::StrCat(" slot=", PrintRankList(place.slots));
+    entries.push_back(
+        absl::StrCat(Quote(PrintRankList(place.ranks)), ": ", Quote(absl::StrCat(place.host, slots))));
+  }
+  return absl::StrCat("{", absl::StrJoin(entries, ", "), "}");
+}
+
+std::string PrintGpuShare(int share) {
+  std::string text = absl::StrFormat("0.%03d", share);
+  while (text.back() == '0') text.pop_back();
+  return text;
 }
 
 std::string JobHash(const JobSpec& spec) {

@@ -1,6 +1,7 @@
 // JobSpec -> canonical YAML and its hash. PURE.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "job/spec/job_spec.h"
 
@@ -9,6 +10,12 @@ namespace gtrain::spec {
 // The canonical text: keys in the order of job_spec.h, defaults left out, strings in double
 // quotes, `run` as a list. ParseCanonical reads back an equal value. This is what travels.
 std::string PrintJob(const JobSpec& spec);
+
+// The value of `where.ranks` as YAML on one line.
+std::string PrintRanksOn(const std::vector<RanksOn>& places);
+
+// A share of a GPU in thousandths: "0.5".
+std::string PrintGpuShare(int share);
 
 // 32 hex digits over what decides whether a checkpoint of one run may be continued by
 // another: run, script, setup, per, mesh and env. Not the name, the size, the place, budgets or paths

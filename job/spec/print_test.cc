@@ -32,6 +32,7 @@ void Randomize(Resources& r, Rng& rng) {
   if (rng.Chance(0.5)) r.cpus = 1 + static_cast<int>(rng.Below(64));
   if (rng.Chance(0.5)) r.memory = (1 << 20) + rng.Below(uint64_t{1} << 40);
   if (rng.Chance(0.5)) r.gpus = 1 + static_cast<int>(rng.Below(8));
+  if (!r.gpus && rng.Chance(0.5)) r.gpu_share = 1 + static_cast<int>(rng.Below(999));
   if (rng.Chance(0.5)) r.gpu_type = {RandomText(rng, true), "B"};
   if (rng.Chance(0.5)) r.shm = (1 << 20) * (1 + rng.Below(4096));
   r.visible_node = rng.Chance(0.5);
@@ -108,6 +109,7 @@ JobSpec RandomSpec(Rng& rng) {
   Randomize(s.resources, rng);
   if (rng.Chance(0.5)) s.where_labels = {{"a.b/c", RandomText(rng, true)}, {"true", ""}};
   if (rng.Chance(0.5)) s.where_exclude = {RandomText(rng, true)};
+  if (rng.Chance(0.3)) s.where_hosts = {"tux[0-3,12]", RandomText(rng, true)};
   if (rng.Chance(0.5)) s.workdir = "/w/" + RandomText(rng, true);
   if (rng.Chance(0.5)) s.env = {{"A", RandomText(rng, false)}, {"NULL", ""}, {"no", "no"}};
   if (rng.Chance(0.5))
@@ -118,6 +120,12 @@ JobSpec RandomSpec(Rng& rng) {
   RandomizePolicies(s, rng);
   if (rng.Chance(0.5)) s.labels = {{"team", RandomText(rng, true)}};
   if (!s.in_place && rng.Chance(0.3)) s.where_rank0 = "node-3";
+  if (!s.in_place && s.where_rank0.empty() && s.ranks && s.ranks->min == s.ranks->max && rng.Chance(0.5)) {
+    const int all = s.ranks->max;
+    s.where_ranks = {{{all - 1}, "b.lab", {7}}};
+    if (all > 1) s.where_ranks.push_back({{}, "a-1", {}});
+    for (int rank = 0; rank < all - 1; ++rank) s.where_ranks.back().ranks.push_back(rank);
+  }
   // A mesh of more than dp goes with neither.
   if (s.mesh.size() > 1) s.virtual_ranks = 0;
   s.step_copies = s.in_place && s.mesh.size() > 1 && rng.Chance(0.5);
@@ -153,6 +161,8 @@ TEST(JobHash, CoversTheIdentityOnly) {
   same.resources.gpus = 1;
   same.traffic = {{"dp", 1}};
   same.where_rank0 = "c";
+  same.where_ranks = {{{0}, "a", {}}};
+  same.where_hosts = {"a[0-1]"};
   same.workdir = "/elsewhere";
   same.checkpoint.uri = "/c";
   same.checkpoint.max_rollback = 7;

@@ -316,6 +316,93 @@ class Usage(CliTest):
         self.assertIn('not placed: needs 72 places for mesh {dp: 9, tp: 8}; the topology has 64', refused)
         self.assertIn('would unblock it: dp: 8 instead of 9', refused)
 
+    def test_hosts_are_named_by_hostlists(self):
+        self.job('run: a\nranks: 2\nwhere:\n  exclude: ["tux[1-2]", tux5]\n')
+        nodes = ','.join(f'tux{i}:1' for i in range(6))
+        def hosts(*flags):
+            plan = json.loads(self.run_gtrain('plan', 'job.yaml', '--nodes', nodes, '--json', *flags, expect=0).out)
+            return [rank['node'] for rank in plan['ranks']]
+        self.assertEqual(hosts(), ['tux0', 'tux3'])
+        self.assertEqual(hosts('--exclude', 'tux[0-3]'), ['tux4', 'tux5'], 'in the place of what the file says')
+        self.assertEqual(hosts('--exclude', 'tux0', '--exclude', 'tux[1,3-4]'), ['tux2', 'tux5'])
+        self.assertEqual(hosts('--hosts', 'tux[1-4]'), ['tux3', 'tux4'])
+        self.assertEqual(hosts('--rank0-host', 'tux[3-5]'), ['tux3', 'tux0'])
+        self.assertIn('tux4 takes 0 (not in where.hosts)', self.run_gtrain(
+            'plan', 'job.yaml', '--nodes', nodes, '--hosts', 'tux[0-1]', expect=1).out)
+        self.assertIn('--exclude tux[9-1]: `where.exclude`: hostlist "tux[9-1]": the range 9-1 runs backwards',
+                      self.run_gtrain('validate', 'job.yaml', '--exclude', 'tux[9-1]').err)
+        self.job('run: a\nwhere:\n  hosts: tux[0-\n')
+        self.assertIn('job.yaml:3:10: `where.hosts`: hostlist "tux[0-": a [ without a ]', self.run_gtrain('validate', 'job.yaml').err)
+
+    def test_a_rankfile_goes_out_and_in(self):
+        self.job('run: a\nranks: 4\nresources: {gpus: 1}\n')
+        plan = ('plan', 'job.yaml', '--nodes', 'a:8:2,b:8:2', '--json')
+        self.run_gtrain(*plan, '--rankfile-out', 'ranks.txt', expect=0)
+        path = os.path.join(self.dir, 'ranks.txt')
+        with open(path) as file:
+            self.assertEqual(file.read(), 'rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\nrank 3=b slot=1\n')
+        with open(path, 'w') as file:
+            file.write('rank 0=b slot=1\nrank 1=a slot=0   # as Open MPI has it\nrank 2=b slot=0\n')
+        self.assertIn('the host of rank 3 is missing, of 4', self.run_gtrain(*plan, '--rankfile', 'ranks.txt').err)
+        ranks = json.loads(self.run_gtrain(*plan, '-n', '3', '--rankfile', 'ranks.txt', expect=0).out)['ranks']
+        self.assertEqual([(rank['node'], rank['gpus']) for rank in ranks], [('b', [1]), ('a', [0]), ('b', [0])])
+        self.assertIn('"0,2": "b slot=1,0"', self.run_gtrain('validate', 'job.yaml', '-n', '3', '--rankfile', 'ranks.txt', '--print', expect=0).out)
+        with open(path, 'w') as file:
+            file.write('rank 0=a slot=0\nrank 1=c slot=0:1\n')
+        self.assertIn('ranks.txt:2: slot=0:1 names sockets or several cores', self.run_gtrain('launch', 'job.yaml', '--rankfile', 'ranks.txt').err)
+        with open(path, 'w') as file:
+            file.write('rank 0=c slot=0\n')
+        self.assertIn('rank 0 goes on c by where.ranks, and no node that is up is called so',
+                      self.run_gtrain(*plan[:-1], '-n', '1', '--rankfile', 'ranks.txt', expect=1).out)
+        # 65,536 ranks, no two neighbours of which are on one of 512 hosts.
+        with open(path, 'w') as file:
+            file.writelines(f'rank {rank}=h{rank % 512} slot={rank // 512}\n' for rank in range(65536))
+        self.job('run: a\n')
+        self.assertIn('ranks: 65536', self.run_gtrain('validate', 'job.yaml', '--rankfile', 'ranks.txt', '--print', expect=0).out)
+        # Without a cluster, on a topology.
+        topology = os.path.join(self.TOPOLOGIES, 'aws-p5.json')
+        self.job('run: a\nranks: 2\nwhere:\n  ranks: {0: nowhere, 1: nowhere}\n')
+        self.assertIn('not placed: rank 0 goes on nowhere by where.ranks',
+                      self.run_gtrain('plan', 'job.yaml', '--topology', topology, expect=1).out)
+        machine = json.loads(self.run_gtrain('plan', '--topology', topology, '--json', '--', 'a', expect=0).out)['ranks'][0]['machine']
+        self.job(f'run: a\nranks: 2\nwhere:\n  ranks: {{0: "{machine} slot=5", 1: "{machine}"}}\n')
+        ranks = json.loads(self.run_gtrain('plan', 'job.yaml', '--topology', topology, '--json', expect=0).out)['ranks']
+        self.assertEqual([(rank['machine'], rank['slot']) for rank in ranks], [(machine, 5), (machine, 0)])
+
+    def test_a_plan_on_a_topology_has_as_many_ranks_a_machine_as_the_job_says(self):
+        topology = os.path.join(self.TOPOLOGIES, 'aws-p5.json')
+        self.job('run: a\nnodes: 4\nranks_per_node: 2\nmesh: {dp: 4, tp: 2}\n')
+        plan = ('plan', 'job.yaml', '--topology', topology, '--json')
+        ranks = json.loads(self.run_gtrain(*plan, '--rankfile-out', 'ranks.txt', expect=0).out)['ranks']
+        machines = [rank['machine'] for rank in ranks]
+        self.assertEqual([machines.count(name) for name in sorted(set(machines))], [2, 2, 2, 2])
+        lost = machines[0]
+        again = json.loads(self.run_gtrain(*plan, '--rankfile', 'ranks.txt', '--exclude', lost, expect=0).out)
+        moved = [rank['machine'] for rank in again['ranks']]
+        self.assertEqual([moved.count(name) for name in sorted(set(moved))], [2, 2, 2, 2])
+        self.assertNotIn(lost, moved)
+        self.assertIn('needs 99 machines with 2 places for ranks; the topology has 8 that may be taken', self.run_gtrain(
+            'plan', '--topology', topology, '--set', 'nodes=99', '--set', 'ranks_per_node=2', '--', 'a', expect=1).out)
+
+    def test_names_of_machines_are_on_a_line_of_their_own(self):
+        self.job('run: a\n')
+        out = self.run_gtrain('plan', 'job.yaml', '--nodes', 'a\nplaced\x1b[31m:8', expect=0).out
+        self.assertIn('a\\nplaced\\x1b[31m', out)
+        self.assertNotIn('\x1b', out)
+        with open(os.path.join(self.dir, 't.json'), 'w') as file:
+            file.write('{"gtrain_topology": 1, "shapes": [{"name": "s"}], "machines": ['
+                       '{"names": "x", "shape": "s", "unusable": "no\\nplaced: 1 rank\\u009b"}]}')
+        out = self.run_gtrain('plan', 'job.yaml', '--topology', 't.json', expect=1).out
+        self.assertIn('unusable: no\\nplaced: 1 rank\\xc2\\x9b', out)
+
+    def test_a_part_of_a_gpu(self):
+        self.job('run: a\nranks: 4\nresources: {gpus: 0.5}\n')
+        ranks = json.loads(self.run_gtrain('plan', 'job.yaml', '--nodes', 'a:8:3', '--json', expect=0).out)['ranks']
+        self.assertEqual([rank['gpus'] for rank in ranks], [[0], [0], [1], [1]])
+        self.assertIn('is no part of a GPU', self.run_gtrain('validate', 'job.yaml', '--set', 'resources.gpus=1.5').err)
+        self.assertIn('several share one', self.run_gtrain(
+            'plan', 'job.yaml', '--topology', os.path.join(self.TOPOLOGIES, 'aws-p5.json')).err)
+
     def test_wrong_words_about_topologies_are_named(self):
         topology = os.path.join(self.TOPOLOGIES, 'aws-p5.json')
         with open(os.path.join(self.dir, 'bad.json'), 'w') as file:
@@ -329,7 +416,7 @@ class Usage(CliTest):
         self.assertIn('is for the head that serves', self.run_gtrain('head', '--init', '--context', 'x', '--topology', topology).err)
         self.assertIn('must be AXIS=SIZE', self.run_gtrain(*plan, '--traffic', 'tp=much').err)
         self.assertIn('exclude each other', self.run_gtrain(*plan, '--nodes', 'a:1').err)
-        self.assertIn('--rankfile needs --topology', self.run_gtrain('plan', 'job.yaml', '--rankfile', 'x').err)
+        self.assertIn('--rankfile: ', self.run_gtrain('plan', 'job.yaml', '--rankfile', 'x').err)
         self.assertIn('rank 0 goes on nowhere by where.rank0', self.run_gtrain(*plan, '--rank0-host', 'nowhere', expect=1).out)
         self.assertIn('per: node', self.run_gtrain(*plan, '--set', 'per=node', '--set', 'ranks=1', '--set', 'mesh={}').err)
         self.assertIn('there are capture, measure and show', self.run_gtrain('topology', 'draw').err)

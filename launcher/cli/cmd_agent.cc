@@ -6,7 +6,9 @@
 #include <iostream>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/daemon.h"
 #include "base/file.h"
 #include "base/logging.h"
@@ -74,6 +76,18 @@ absl::StatusOr<std::string> JoinToken(const Args& args) {
   return token;
 }
 
+// "4", or "7:H100 MIG 1g.10gb".
+absl::Status ReadFakeGpus(const Args& args, agent::AgentOptions& options) {
+  if (!args.Has("fake-gpus")) return absl::OkStatus();
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(args.Get("fake-gpus"), absl::MaxSplits(':', 1));
+  if (!absl::SimpleAtoi(parts.first, &options.fake_gpus) || options.fake_gpus < 0 || options.fake_gpus > 1024)
+    return absl::InvalidArgumentError(
+        "--fake-gpus must be a whole number from 0 to 1024, or that and :MODEL");
+  if (!parts.second.empty()) options.fake_gpu_model = parts.second;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
   agent::AgentOptions options;
   options.state_dir = args.Get("dir");
@@ -85,8 +99,7 @@ absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
   options.address = args.Get("address");
   options.hostname = args.Get("hostname");
   GT_RETURN_IF_ERROR(ReadLabels(args, options));
-  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> gpus, args.Int("fake-gpus", 0, 1024));
-  options.fake_gpus = static_cast<int>(gpus.value_or(0));
+  GT_RETURN_IF_ERROR(ReadFakeGpus(args, options));
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> cpus, args.Int("cpus", 1, 8192));
   options.cpus = static_cast<int>(cpus.value_or(0));
   if (args.Has("near-max")) {
@@ -152,7 +165,7 @@ Verb AgentVerb() {
       {"notices-url", '\0', "URL", "of the metadata service, instead of the cloud's own"},
       {"gcp-notice", '\0', "SECONDS", "--preemption-notice-duration this machine was made with; default 0"},
       {"allow-root", '\0', "", "let root run ranks as root, outside a container too"},
-      {"fake-gpus", '\0', "N", "tests: pretend to have N GPUs"},
+      {"fake-gpus", '\0', "N[:MODEL]", "tests: pretend to have N GPUs"},
       {"local", '\0', "", "the agent of the user's own local cluster (used by launch)"}};
   verb.run = RunAgent;
   return verb;

@@ -112,6 +112,10 @@ Verb LaunchVerb() {
       "  gtrain launch -n 4 -- python train.py --lr 1e-3\n"
       "  gtrain launch job.yaml --set checkpoint.every=60s --env LR=0.1\n"
       "  gtrain launch -n 1 -it -- python -m pdb train.py        in this terminal\n"
+      "  gtrain launch job.yaml --exclude tux[3,7]      not on these machines\n"
+      "  gtrain launch job.yaml --rankfile ranks.txt    rank by rank where `gtrain status JOB "
+      "--rankfile-out` had "
+      "them\n"
       "  gtrain launch -d job.yaml                      print the job's id and return\n"
       "  gtrain launch job.yaml --fresh                 do not resume from the checkpoints that are there";
   verb.flags = JobFlags();

@@ -16,6 +16,7 @@
 #include "job/spec/values.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/job_input.h"
+#include "launcher/cli/rankfile.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/topology_plan.h"
 #include "launcher/cli/verbs.h"
@@ -70,18 +71,20 @@ absl::StatusOr<PlanNodes> GivenNodes(const std::string& text) {
     }
     if (!names.insert(parts[0]).second)
       return absl::InvalidArgumentError(absl::StrCat("--nodes: ", spec::Shown(parts[0]), " is given twice"));
-    nodes.views.push_back(core::ViewOf(NodeOf(parts[0], cpus, gpus)));
+    nodes.views.push_back(core::ViewOf(NodeOf(SafeText(parts[0]), cpus, gpus)));
     if (nodes.views.size() > 10'000) return absl::InvalidArgumentError("--nodes: more than 10000 nodes");
   }
   return nodes;
 }
 
-// An older head does not say what is unusable.
+// An older head does not say what is unusable. What agents say of themselves is on a line of its own,
+// whatever they put into it.
 plan::NodeView ViewOf(const json& node) {
   plan::NodeView view;
   view.id = NodeId(node.at("id").get<std::string>());
-  view.hostname = node.at("hostname").get<std::string>();
-  view.labels = node.at("labels").get<std::map<std::string, std::string>>();
+  view.hostname = SafeText(node.at("hostname").get<std::string>());
+  for (const auto& [key, value] : node.at("labels").get<std::map<std::string, std::string>>())
+    view.labels[SafeText(key)] = SafeText(value);
   view.cpus = node.at("cpus").get<int>();
   view.cpus_free = node.at("cpus_free").get<int>();
   view.cpus_bound = node.value("cpus_bound", std::set<int>());
@@ -93,8 +96,10 @@ plan::NodeView ViewOf(const json& node) {
     view.gpu_numa.push_back(gpu.value("numa", -1));
   }
   view.gpus_free = node.at("gpus_free").get<std::vector<int>>();
+  for (const json& share : node.value("gpu_shares", json::array()))
+    view.gpu_shares[share.at("gpu").get<int>()] = share.at("taken").get<int>();
   const std::string state = node.at("state").get<std::string>();
-  view.unusable = node.value("unusable", state == "alive" ? "" : state);
+  view.unusable = SafeText(node.value("unusable", state == "alive" ? "" : state));
   return view;
 }
 
@@ -151,16 +156,21 @@ json ToJson(const plan::Placement& placement) {
           {"nodes", nodes}};
 }
 
+std::vector<PlacedRank> PlacedRanksOf(const plan::Placement& placement) {
+  std::map<NodeId, std::string> hostnames;
+  for (const plan::NodeVerdict& verdict : placement.verdicts) hostnames[verdict.node] = verdict.hostname;
+  std::vector<PlacedRank> ranks;
+  for (const plan::RankSlot& slot : placement.ranks)
+    ranks.push_back({slot.rank, slot.local_rank, slot.node.value, hostnames[slot.node], slot.gpus});
+  return ranks;
+}
+
 absl::StatusOr<int> Plan(const Args& args) {
   GT_ASSIGN_OR_RETURN(JobInput input, ReadJob(args));
   if (args.Has("traffic")) GT_RETURN_IF_ERROR(SetTraffic(args.Get("traffic"), input.spec));
   if (args.Has("topology")) {
     if (!args.Has("nodes") && !args.Has("context")) return PlanOnTopology(args, input);
     return absl::InvalidArgumentError("--topology, --nodes and --context exclude each other");
-  }
-  for (const Flag& flag : TopologyFlags()) {
-    if (args.Has(flag.name) && flag.name != "traffic")
-      return absl::InvalidArgumentError(absl::StrCat("--", flag.name, " needs --topology"));
   }
   GT_ASSIGN_OR_RETURN(const PlanNodes nodes, ChooseNodes(args));
   const plan::Demand demand = core::DemandOf(input.spec, nodes.on_this_machine);
@@ -176,6 +186,8 @@ absl::StatusOr<int> Plan(const Args& args) {
       placement.warnings.clear();
     }
   }
+  if (args.Has("rankfile-out") && placement.placed)
+    GT_RETURN_IF_ERROR(WriteRankfile(args.Get("rankfile-out"), PlacedRanksOf(placement)));
   if (args.Has("json")) {
     Print(ToJson(placement).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   } else {
@@ -202,6 +214,8 @@ Verb PlanVerb() {
       "machine where no local cluster runs. Starts and changes nothing.\n"
       "Exit code 0 when the job fits, 1 when it does not (with the numbers), 2 when the file is wrong.\n\n"
       "  gtrain plan job.yaml --context lab             on the nodes of lab\n"
+      "  gtrain plan job.yaml --hosts tux[0-3,12]       on these of them\n"
+      "  gtrain plan job.yaml --rankfile-out ranks.txt  where each rank would go, for launch --rankfile\n"
       "  gtrain plan job.yaml --nodes a:8,b:8           on two nodes of 8 hardware threads\n"
       "  gtrain plan -n 16 --nodes a:64:8,b:64:8 -- python train.py\n"
       "  gtrain plan job.yaml --topology cluster.json   on the cluster of a file: the ranks of the mesh "

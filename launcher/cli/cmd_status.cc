@@ -16,6 +16,7 @@
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/left.h"
+#include "launcher/cli/rankfile.h"
 #include "launcher/cli/screen.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -197,11 +198,21 @@ absl::StatusOr<View> Show(const Args& args, const Answer& answer, absl::Time now
 
 // ---------------------------------------------------------------- once, or again and again
 
+// The places of the ranks of the one job that is asked for.
+absl::Status WriteRanks(const Args& args, const Answer& answer) {
+  if (args.words.empty()) return absl::InvalidArgumentError("--rankfile-out needs a job: gtrain status JOB");
+  GT_ASSIGN_OR_RETURN(const StatusDoc doc, ParseStatusDoc(answer.json));
+  if (doc.jobs.size() != 1) return absl::NotFoundError(absl::StrCat("no job is called ", args.words[0]));
+  GT_ASSIGN_OR_RETURN(std::vector<PlacedRank> ranks, PlacedRanksOf(doc.jobs[0]));
+  return WriteRankfile(args.Get("rankfile-out"), std::move(ranks));
+}
+
 absl::StatusOr<int> Once(const Args& args) {
   GT_ASSIGN_OR_RETURN(const std::optional<size_t> limit, LimitOf(args));
   std::optional<Cluster> cluster;
   GT_ASSIGN_OR_RETURN(const Answer answer, Find(args, cluster));
   if (!answer.note.empty()) Complain(SafeText(answer.note));
+  if (args.Has("rankfile-out")) GT_RETURN_IF_ERROR(WriteRanks(args, answer));
   if (args.Has("json")) {
     Print(Limited(answer.json, limit) + "\n");
   } else {
@@ -226,6 +237,8 @@ bool Redraw(const std::string& text, size_t& drawn) {
 
 // Watches until Ctrl-C, which is how it is meant to end, or until the one job that is watched is over.
 absl::StatusOr<int> Watch(const Args& args) {
+  if (args.Has("rankfile-out"))
+    return absl::InvalidArgumentError("--watch and --rankfile-out do not go together");
   if (args.Has("json") || !CanRedraw(STDOUT_FILENO)) {
     return absl::InvalidArgumentError(
         "--watch draws on a terminal that can (TERM is not dumb); a program asks again and again with "
@@ -278,12 +291,14 @@ Verb StatusVerb() {
       "  gtrain status fashion-mnist\n"
       "  gtrain status gtrain-runs/fashion-mnist-1-5c3e90ab\n"
       "  gtrain status --watch         again each second, until Ctrl-C, or until JOB is over; exit code 0\n"
+      "  gtrain status JOB --rankfile-out ranks.txt     where its ranks are now\n"
       "  gtrain status --json          everything the head says, in order of submission; {\"jobs\": []} when "
       "there was\n"
       "                                never a job";
   verb.flags = {{"watch", 'w', "", "draw it again each second on the terminal"},
                 {"all", '\0', "", "jobs that are over, too, however many"},
                 {"limit", '\0', "N", "only the newest N jobs"},
+                {"rankfile-out", '\0', "FILE", "write where the ranks of JOB are, for launch --rankfile"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's document as it is"}};
   verb.completes = Completes::kJobs;

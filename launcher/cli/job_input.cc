@@ -5,14 +5,17 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/path.h"
 #include "base/status_macros.h"
 #include "job/spec/values.h"
 #include "job/spec/yaml_tree.h"
+#include "launcher/cli/rankfile.h"
 #include "launcher/cli/terminal.h"
 
 namespace gtrain::cli {
@@ -67,8 +70,18 @@ absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
                                            Unexpanded(env.substr(equals + 1))));
   }
   if (args.Has("name")) options.overlays.push_back(TextOverlay("--name", "name", args.Get("name")));
+  for (const auto& [flag, key] : {std::pair("hosts", "where.hosts"), std::pair("exclude", "where.exclude")}) {
+    if (!args.Has(flag)) continue;
+    const std::string list = absl::StrJoin(args.All(flag), ",");
+    options.overlays.push_back(TextOverlay(absl::StrCat("--", flag, " ", list.substr(0, 40)), key, list));
+  }
   if (args.Has("rank0-host"))
     options.overlays.push_back(TextOverlay("--rank0-host", "where.rank0", args.Get("rank0-host")));
+  // With --topology the plan decides which ranks can keep their places.
+  if (args.Has("rankfile") && !args.Has("topology")) {
+    GT_ASSIGN_OR_RETURN(spec::Overlay overlay, ReadRankfileFlag(args.Get("rankfile")));
+    options.overlays.push_back(std::move(overlay));
+  }
   if (args.Has("ranks")) {
     spec::Overlay overlay =
         TextOverlay(absl::StrCat("-n ", args.Get("ranks").substr(0, 40)), "ranks", args.Get("ranks"));
@@ -116,7 +129,10 @@ std::vector<Flag> JobFlags() {
       {"set", '\0', "KEY=VALUE", "set a key of the job, dotted (checkpoint.every=60s); repeatable", true},
       {"env", '\0', "NAME=VALUE", "an environment variable of the ranks; repeatable", true},
       {"name", '\0', "NAME", "name of the job"},
+      {"hosts", '\0', "HOSTS", "only on these, such as tux[0-3,12] (where.hosts); repeatable", true},
+      {"exclude", '\0', "HOSTS", "not on these (where.exclude); repeatable", true},
       {"rank0-host", '\0', "HOST", "where rank 0 goes (where.rank0)"},
+      {"rankfile", '\0', "FILE", "where each rank goes, as Open MPI writes it (where.ranks)"},
   };
 }
 

@@ -12,7 +12,7 @@
 
 namespace gtrain::cli {
 
-// The flags that overlay a job file: -n, --nodes, --set, --env, --name.
+// The flags that overlay a job file: -n, --set, --env, --name, --hosts, --exclude, --rank0-host, --rankfile.
 std::vector<Flag> JobFlags();
 
 // The flags of JobFlags for so many ranks; with `nodes`, equally many on each of them.

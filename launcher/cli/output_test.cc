@@ -11,13 +11,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/file.h"
 #include "base/rng.h"
+#include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
 #include "launcher/cli/job_changes.h"
 #include "launcher/cli/median.h"
 #include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
+#include "launcher/cli/rankfile.h"
 #include "launcher/cli/screen.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
@@ -494,6 +497,30 @@ TEST(RestoreNews, SaysAStepAndItsFolder) {
   EXPECT_EQ(RestoreNews("step 10 in 0.30 s: 1 KiB from /ckpt, 0 B from copies on the ranks' own machines"),
             "resumed step 10 in 0.30 s: 1 KiB from /ckpt. To begin anew: gtrain launch --fresh ...");
   EXPECT_EQ(RestoreNews("nothing: no checkpoint is in /ckpt, so training begins anew"), "");
+}
+
+TEST(Rankfile, SlotsAreOfGpusAndNodesWithoutANameOfTheirOwnGoByTheirIds) {
+  const std::string path = TestFolder() + "/ranks";
+  const auto written = [&](const std::vector<PlacedRank>& ranks) {
+    EXPECT_TRUE(WriteRankfile(path, ranks).ok());
+    return ReadFile(path, 4096).value_or("");
+  };
+  EXPECT_EQ(written({{1, 0, "n", "b", {4, 5}}, {0, 0, "m", "a", {2, 3}}}),
+            "rank 0=a slot=1\nrank 1=b slot=2\n");
+  EXPECT_EQ(written({{0, 0, "m", "a", {}}, {1, 1, "m", "a", {}}}), "rank 0=a slot=0\nrank 1=a slot=1\n");
+  EXPECT_EQ(written({{0, 0, "m", "a", {1, 2}}, {1, 1, "m", "a", {4, 5}}}),
+            "rank 0=a slot=0\nrank 1=a slot=1\n")
+      << "GPUs 1 and 2 are no place";
+  EXPECT_EQ(written({{0, 0, "m", "a", {0}}, {1, 0, "n", "a", {0}}, {2, 0, "o", "x\nrank 9=y", {0}}}),
+            "rank 0=m slot=0\nrank 1=n slot=0\nrank 2=o slot=0\n");
+  const auto job = ParseJobDoc(R"({"id": "j", "state": "RUNNING", "world_size": 1, "ranks": [
+      {"rank": 0, "local_rank": 2, "node": "m", "hostname": "a", "gpus": [3, "x"]}, {"rank": 1, "gpus": 7}]})");
+  ASSERT_TRUE(job.ok());
+  const auto ranks = PlacedRanksOf(*job);
+  ASSERT_TRUE(ranks.ok());
+  ASSERT_THAT(*ranks, SizeIs(1)) << "who waits beside the ranks has no place";
+  EXPECT_EQ(written(*ranks), "rank 0=a slot=3\n");
+  EXPECT_FALSE(PlacedRanksOf(JobDoc()).ok());
 }
 
 TEST(StatusDoc, SurvivesOtherShapes) {

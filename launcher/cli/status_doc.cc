@@ -135,8 +135,19 @@ JobDoc ReadJob(const json& j) {
   if (job.last_fault == job.first_fault) job.last_fault.reset();
   job.size_fault = ReadFault(j, "size_fault");
   for (const json& r : List(j, "ranks")) {
-    job.ranks.push_back({Number<int>(r, "rank").value_or(0), TextOf(r, "hostname"), TextOf(r, "state"),
-                         Number<int64_t>(r, "pid").value_or(0), Number<int64_t>(r, "step")});
+    job.ranks.push_back({Number<int>(r, "rank").value_or(0),
+                         TextOf(r, "hostname"),
+                         TextOf(r, "state"),
+                         Number<int64_t>(r, "pid").value_or(0),
+                         Number<int64_t>(r, "step"),
+                         Number<int>(r, "local_rank").value_or(0),
+                         TextOf(r, "node"),
+                         {}});
+    const auto gpus = r.find("gpus");
+    if (gpus == r.end() || !gpus->is_array()) continue;
+    for (const json& gpu : *gpus) {
+      if (gpu.is_number_integer()) job.ranks.back().gpus.push_back(gpu.get<int>());
+    }
   }
   return job;
 }

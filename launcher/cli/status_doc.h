@@ -18,6 +18,9 @@ struct RankDoc {
   std::string state;  // "running", ...
   int64_t pid = 0;    // on its node; 0: none
   std::optional<int64_t> step;
+  int local_rank = 0;
+  std::string node;  // its id
+  std::vector<int> gpus;
 };
 
 struct FaultDoc {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -13,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "job/plan/by_topology.h"
+#include "job/spec/hosts.h"
 #include "job/spec/mesh.h"
 #include "job/spec/values.h"
 #include "launcher/cli/terminal.h"
@@ -53,16 +56,22 @@ absl::Status SetTraffic(const std::string& text, spec::JobSpec& job) {
 
 namespace {
 
-// As many ranks as the job may have and the topology takes, in whole copies of the model.
-absl::StatusOr<int64_t> RanksOf(const spec::JobSpec& job, const Topology& topology, int64_t usable) {
-  const int64_t unit = spec::ShapeOf(job.mesh).model_ranks;
+// As many ranks as the job may have and the topology takes, in whole copies of the model and whole machines.
+int64_t RanksOf(const spec::JobSpec& job, const Topology& topology, const Fabric& fabric,
+                const topology::PlanRequest& request) {
+  const std::vector<int32_t> slots = UsableSlots(topology, fabric, request);
+  int64_t usable = std::ssize(slots), unit = spec::ShapeOf(job.mesh).model_ranks;
+  if (const int64_t each = request.ranks_per_machine; each > 0) {
+    usable = std::ssize(WholeMachines(fabric, slots, static_cast<size_t>(each))) * each;
+    unit = std::lcm(unit, each);
+  }
   spec::Range range = job.ranks.value_or(spec::Range{});
   if (job.nodes) {
     const int each =
         job.ranks_per_node.value_or(topology.shapes.empty() ? 1 : topology::SlotsOf(topology.shapes[0]));
     range = {job.nodes->min * each, job.nodes->max * each};
   }
-  const int64_t fits = std::min<int64_t>(range.max, (usable - job.spares) / unit * unit);
+  const int64_t fits = std::min<int64_t>(range.max, (usable - request.spares) / unit * unit);
   return std::max<int64_t>(fits, range.min);
 }
 
@@ -73,6 +82,35 @@ struct Planned {
   topology::Plan plan;
   std::vector<topology::Move> moves;  // with --rankfile
 };
+
+std::map<int, int> RanksOfMachines(const Fabric& fabric, const std::vector<int32_t>& slots) {
+  std::map<int, int> ranks;
+  for (const int32_t slot : slots) {
+    if (slot >= 0) ++ranks[fabric.slots[slot].machine];
+  }
+  return ranks;
+}
+
+// With `ranks_per_node`: of the free places only as many as a machine may still have ranks, and none of a
+// machine that has fewer.
+void LeaveWholeMachines(const Planned& planned, const std::vector<int32_t>& kept, std::set<int32_t>& free) {
+  const int each = planned.request.ranks_per_machine;
+  if (each == 0) return;
+  std::map<int, int> ranks = RanksOfMachines(planned.fabric, kept);
+  std::erase_if(free, [&](int32_t slot) { return ++ranks[planned.fabric.slots[slot].machine] > each; });
+  std::erase_if(free, [&](int32_t slot) { return ranks[planned.fabric.slots[slot].machine] < each; });
+}
+
+// What keeps the places from being `ranks_per_node` on each machine; empty: nothing.
+std::string OddMachine(const Planned& planned, const std::vector<int32_t>& slots) {
+  const int each = planned.request.ranks_per_machine;
+  for (const auto& [machine, ranks] : RanksOfMachines(planned.fabric, slots)) {
+    if (each > 0 && ranks != each)
+      return absl::StrCat(planned.topology.machines[machine].name, " would have ", ranks, " ranks, and ",
+                          "ranks_per_node is ", each);
+  }
+  return "";
+}
 
 // The ranks keep the places of a rankfile; those whose place is gone move. What a new placement would cost
 // stands beside it.
@@ -89,14 +127,18 @@ absl::Status KeepPlaces(const std::string& path, Planned& planned) {
   for (int32_t& slot : slots) {
     if (free.erase(slot) == 0) slot = -1;
   }
+  LeaveWholeMachines(planned, slots, free);
   const topology::Replacement moved = Replace(planned.fabric, mesh, slots, {free.begin(), free.end()}, {});
   topology::Plan& plan = planned.plan;
-  if (!moved.done) {
+  const auto refuse = [&](const std::string& reason) {
     plan = {};
-    plan.reason = moved.reason;
+    plan.reason = reason;
     return absl::OkStatus();
-  }
+  };
+  if (!moved.done) return refuse(moved.reason);
   for (const topology::Move& move : moved.moves) slots[move.rank] = move.to;
+  if (const std::string odd = OddMachine(planned, slots); !odd.empty())
+    return refuse(absl::StrCat(path, ": ", odd));
   plan.rejected.insert(plan.rejected.begin(), {absl::StrCat(plan.policy, ", from scratch"), plan.cost});
   plan.slot_of_rank = std::move(slots);
   plan.policy = "kept";
@@ -108,15 +150,51 @@ absl::Status KeepPlaces(const std::string& path, Planned& planned) {
   return absl::OkStatus();
 }
 
+// The ranks where `where.ranks` has them, on the slots it names or else the first that are left there.
+void TakePlaces(const spec::JobSpec& job, Planned& planned) {
+  topology::Plan& plan = planned.plan;
+  const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, planned.request);
+  std::set<int32_t> free(usable.begin(), usable.end());
+  std::vector<int32_t> slots(plan.slot_of_rank.size(), -1);
+  for (const bool named : {true, false}) {
+    for (const spec::RanksOn& place : job.where_ranks) {
+      if (place.slots.empty() == named) continue;
+      const std::set<int> machines = MachinesCalled(planned.topology, {place.host});
+      for (size_t i = 0; i < place.ranks.size(); ++i) {
+        auto slot = free.end();
+        if (machines.size() == 1) {
+          const auto [first, end] = planned.fabric.slots_of_machine[*machines.begin()];
+          slot = named ? free.find(first + place.slots[i]) : free.lower_bound(first);
+          if (slot != free.end() && *slot >= end) slot = free.end();
+        }
+        if (slot == free.end()) {
+          plan = {};
+          plan.reason = absl::StrCat("rank ", place.ranks[i], " goes on ", place.host,
+                                     named ? absl::StrCat(" slot ", place.slots[i]) : "",
+                                     " by where.ranks, and the job may have no such place");
+          return;
+        }
+        slots[place.ranks[i]] = *slot;
+        free.erase(slot);
+      }
+    }
+  }
+  plan.rejected.insert(plan.rejected.begin(), {plan.policy, plan.cost});
+  plan.slot_of_rank = std::move(slots);
+  plan.policy = "where.ranks";
+  plan.cost = Evaluate(planned.fabric, planned.request.mesh, plan.slot_of_rank);
+  plan.reason = absl::StrCat(plan.slot_of_rank.size(), " ranks where where.ranks has them");
+  plan.spare_slots.clear();
+}
+
 // Rank 0 on its host: the coordinates are shifted, or, where the plan has no rank there, the others are
 // placed around it.
 void MoveRank0(const std::string& host, Planned& planned) {
+  const std::set<int> machines = MachinesCalled(planned.topology, spec::NamesOf({host}));
   topology::Plan& plan = planned.plan;
   const Fabric& fabric = planned.fabric;
   const Mesh& mesh = planned.request.mesh;
-  const auto is_there = [&](int32_t slot) {
-    return planned.topology.machines[fabric.slots[slot].machine].name == host;
-  };
+  const auto is_there = [&](int32_t slot) { return machines.contains(fabric.slots[slot].machine); };
   const auto refuse = [&](absl::string_view why) {
     plan.placed = false;
     plan.reason = absl::StrCat("rank 0 goes on ", host, " by where.rank0, and ", why);
@@ -127,7 +205,8 @@ void MoveRank0(const std::string& host, Planned& planned) {
   } else {
     std::vector<int32_t> free = UsableSlots(planned.topology, fabric, planned.request);
     const auto first = std::ranges::find_if(free, is_there);
-    if (first == free.end()) return refuse("the job may have no place there");
+    if (first == free.end() || planned.request.ranks_per_machine > 0)
+      return refuse("the job may have no place there");
     std::vector<int32_t> slots(plan.slot_of_rank.size(), -1);
     slots[0] = *first;
     free.erase(first);
@@ -186,25 +265,34 @@ json ToJson(const Planned& planned) {
 absl::StatusOr<Planned> MakePlanned(const Args& args, const spec::JobSpec& job) {
   if (args.Has("rankfile") && !job.where_rank0.empty())
     return Wrong("--rankfile says where rank 0 is, and so does where.rank0: keep one");
+  if (args.Has("rankfile") && !job.where_ranks.empty())
+    return Wrong("--rankfile says where the ranks are, and so does where.ranks: keep one");
+  if (job.resources.gpu_share > 0)
+    return Wrong("--topology plans ranks with GPUs of their own, and with a part of a GPU several share one");
   if (job.per == spec::Per::kNode)
     return Wrong("--topology plans ranks with GPUs of their own; a job with `per: node` has none");
   Planned planned;
   GT_ASSIGN_OR_RETURN(planned.topology, ReadTopology(args.Get("topology")));
+  // Beside names, which the parser has checked, it is printed as part of a line.
+  for (topology::Machine& machine : planned.topology.machines) machine.unusable = SafeText(machine.unusable);
   GT_ASSIGN_OR_RETURN(planned.fabric,
                       topology::Compile(planned.topology, std::max(1, job.resources.gpus.value_or(1))));
   topology::PlanRequest& request = planned.request;
-  request.exclude = job.where_exclude;
+  request.hosts = spec::NamesOf(job.where_hosts);
+  request.exclude = spec::NamesOf(job.where_exclude);
   request.labels = job.where_labels;
   request.gpu_types = job.resources.gpu_type;
   request.gpus = job.resources.gpus.value_or(0) > 0;
-  request.spares = job.spares;
-  const std::vector<int32_t> usable = UsableSlots(planned.topology, planned.fabric, request);
-  GT_ASSIGN_OR_RETURN(const int64_t ranks,
-                      RanksOf(job, planned.topology, static_cast<int64_t>(usable.size())));
+  // With `nodes` a machine has so many ranks, and spares are machines, too.
+  request.ranks_per_machine = job.nodes ? job.ranks_per_node.value_or(0) : 0;
+  request.spares = job.spares * std::max(1, request.ranks_per_machine);
+  if (!job.where_rank0.empty()) request.rank0 = spec::NamesOf({job.where_rank0});
+  const int64_t ranks = RanksOf(job, planned.topology, planned.fabric, request);
   request.mesh = plan::MeshOf(job.mesh, ranks, job.traffic);
   planned.plan = MakePlan(planned.topology, planned.fabric, request);
   if (args.Has("rankfile") && planned.plan.placed)
     GT_RETURN_IF_ERROR(KeepPlaces(args.Get("rankfile"), planned));
+  if (!job.where_ranks.empty() && planned.plan.placed) TakePlaces(job, planned);
   if (!job.where_rank0.empty() && planned.plan.placed) MoveRank0(job.where_rank0, planned);
   return planned;
 }
@@ -229,8 +317,7 @@ std::vector<Flag> TopologyFlags() {
   return {
       {"topology", '\0', "FILE", "plan for the cluster of this file (gtrain topology)"},
       {"traffic", '\0', "AXIS=SIZE,...", "what a rank sends a step along an axis, over the job's `traffic`"},
-      {"rankfile", '\0', "FILE", "with --topology: ranks keep these places where they can"},
-      {"rankfile-out", '\0', "FILE", "with --topology: write the plan as a rankfile"}};
+      {"rankfile-out", '\0', "FILE", "write the plan as a rankfile"}};
 }
 
 absl::StatusOr<int> PlanOnTopology(const Args& args, const JobInput& input) {

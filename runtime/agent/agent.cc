@@ -281,7 +281,8 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
   config.protocol = wire::kThisBuild.protocol;
   config.keeper_protocol = wire::kThisBuild.keeper_protocol;
   config.keeper_program = keeper_program;
-  config.inventory = detect::DetectInventory({.cpus = options_.cpus, .fake_gpus = options_.fake_gpus});
+  config.inventory = detect::DetectInventory(
+      {.cpus = options_.cpus, .fake_gpus = options_.fake_gpus, .fake_model = options_.fake_gpu_model});
   if (!absl::SimpleAtoi(keeper::ReadSmallFile("/proc/sys/kernel/pid_max"), &config.pid_max))
     config.pid_max = 0;
   config.limits_memory = keeper::Cgroup::LimitsMemory();

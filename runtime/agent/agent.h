@@ -37,7 +37,8 @@ struct AgentOptions {
   std::map<std::string, std::string> labels;
   NoticeOptions notices;  // of the machine's cloud; off by default
   int fake_gpus = 0;      // tests: pretend that many GPUs instead of asking the driver
-  int cpus = 0;           // 0 = those this process may use
+  std::string fake_gpu_model = "Fake";
+  int cpus = 0;  // 0 = those this process may use
   // The most that copies of checkpoints may take, in memory and in each folder that jobs name; unset: a
   // quarter of the machine's memory; 0: none are kept.
   std::optional<uint64_t> near_bytes_max;

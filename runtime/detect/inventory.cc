@@ -1,6 +1,5 @@
 #include "runtime/detect/inventory.h"
 
-#include <dlfcn.h>
 #include <hwloc.h>
 #include <sched.h>
 #include <unistd.h>
@@ -28,69 +27,6 @@ namespace {
 // A broken driver can hang its first call; the machine is then offered without GPUs.
 constexpr std::chrono::seconds kDriverPatience{20};
 
-// The part of NVML's ABI that is used here; the library may be absent, so it is never linked.
-struct Nvml {
-  struct Memory {
-    unsigned long long total, free, used;
-  };
-  struct Pci {
-    char legacy[16];
-    unsigned domain, bus, device, pci_device, subsystem;
-    char id[32];
-  };
-  int (*init)() = nullptr;
-  int (*count)(unsigned*) = nullptr;
-  int (*by_index)(unsigned, void**) = nullptr;
-  int (*name)(void*, char*, unsigned) = nullptr;
-  int (*uuid)(void*, char*, unsigned) = nullptr;
-  int (*memory)(void*, Memory*) = nullptr;
-  int (*pci)(void*, Pci*) = nullptr;
-
-  bool Load() {
-    void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return false;
-    auto get = [library](const char* symbol, auto* function) {
-      *function = reinterpret_cast<std::decay_t<decltype(*function)>>(dlsym(library, symbol));
-      return *function != nullptr;
-    };
-    return get("nvmlInit_v2", &init) && get("nvmlDeviceGetCount_v2", &count) &&
-           get("nvmlDeviceGetHandleByIndex_v2", &by_index) && get("nvmlDeviceGetName", &name) &&
-           get("nvmlDeviceGetUUID", &uuid) && get("nvmlDeviceGetMemoryInfo", &memory) &&
-           get("nvmlDeviceGetPciInfo_v3", &pci);
-  }
-};
-
-int NumaOf(const Nvml::Pci& pci) {
-  // sysfs writes a domain of four digits where NVML writes eight.
-  std::string id = absl::AsciiStrToLower(pci.id);
-  if (id.size() > 12) id = id.substr(id.size() - 12);
-  const auto text = ReadFile(absl::StrCat("/sys/bus/pci/devices/", id, "/numa_node"), 64);
-  int node = -1;
-  if (!text.ok() || !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &node)) return -1;
-  return node;
-}
-
-std::vector<core::GpuInfo> AskDriver() {
-  std::vector<core::GpuInfo> gpus;
-  Nvml nvml;
-  unsigned count = 0;
-  if (!nvml.Load() || nvml.init() != 0 || nvml.count(&count) != 0) return gpus;
-  for (unsigned i = 0; i < count; ++i) {
-    void* device = nullptr;
-    char uuid[96] = {}, name[96] = {};
-    Nvml::Memory memory = {};
-    Nvml::Pci pci = {};
-    if (nvml.by_index(i, &device) != 0 || nvml.uuid(device, uuid, sizeof(uuid)) != 0) continue;
-    core::GpuInfo gpu;
-    gpu.uuid = uuid;
-    if (nvml.name(device, name, sizeof(name)) == 0) gpu.model = name;
-    if (nvml.memory(device, &memory) == 0) gpu.memory_bytes = memory.total;
-    if (nvml.pci(device, &pci) == 0) gpu.numa = NumaOf(pci);
-    gpus.push_back(std::move(gpu));
-  }
-  return gpus;
-}
-
 // The hardware threads that this process may run on, as hwloc counts them: siblings and NUMA nodes together.
 std::vector<core::CpuInfo> AllowedCpuInfos(hwloc_topology_t topology) {
   cpu_set_t set;
@@ -116,36 +52,42 @@ int AllowedCpus() {
 
 }  // namespace
 
-std::vector<core::GpuInfo> RestrictGpus(const std::vector<core::GpuInfo>& all, const std::string& visible) {
-  std::vector<core::GpuInfo> kept;
+std::vector<Device> RestrictGpus(const std::vector<Device>& all, const std::string& visible) {
+  std::vector<Device> kept;
   for (absl::string_view word : absl::StrSplit(visible, ',')) {
     word = absl::StripAsciiWhitespace(word);
-    size_t index = 0;
+    int index = 0;
     const bool number = absl::SimpleAtoi(word, &index);
-    auto it = all.end();
-    if (number && index < all.size()) it = all.begin() + static_cast<std::ptrdiff_t>(index);
-    if (!number && !word.empty()) {
-      it = std::find_if(all.begin(), all.end(),
-                        [&](const core::GpuInfo& gpu) { return absl::StartsWith(gpu.uuid, word); });
+    const size_t before = kept.size();
+    for (const Device& device : all) {
+      const bool meant =
+          number ? device.index == index
+                 : !word.empty() && kept.size() == before && absl::StartsWith(device.info.uuid, word);
+      if (meant) kept.push_back(device);
     }
-    if (it == all.end()) break;  // as CUDA: the first wrong entry ends the list
-    kept.push_back(*it);
+    if (kept.size() == before) break;  // as CUDA: the first wrong entry ends the list
   }
   return kept;
 }
 
 std::vector<core::GpuInfo> DetectGpus() {
-  auto answer = std::make_shared<std::promise<std::vector<core::GpuInfo>>>();
-  std::future<std::vector<core::GpuInfo>> result = answer->get_future();
-  std::thread([answer] { answer->set_value(AskDriver()); }).detach();
+  auto answer = std::make_shared<std::promise<std::vector<Device>>>();
+  std::future<std::vector<Device>> result = answer->get_future();
+  std::thread([answer] {
+    Nvml nvml;
+    answer->set_value(nvml.Load() ? AskDriver(nvml) : std::vector<Device>());
+  }).detach();
   if (result.wait_for(kDriverPatience) != std::future_status::ready) {
     LogWarning("the NVIDIA driver did not answer within ", kDriverPatience.count(),
                " s: this machine is offered ", "without GPUs; see `nvidia-smi`");
     return {};
   }
-  const std::vector<core::GpuInfo> all = result.get();
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return visible == nullptr ? all : RestrictGpus(all, visible);
+  std::vector<Device> devices = result.get();
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr)
+    devices = RestrictGpus(devices, visible);
+  std::vector<core::GpuInfo> gpus;
+  for (Device& device : devices) gpus.push_back(std::move(device.info));
+  return gpus;
 }
 
 core::Inventory DetectInventory(const DetectOptions& options) {
@@ -173,8 +115,9 @@ core::Inventory DetectInventory(const DetectOptions& options) {
   inventory.memory_bytes = std::min(inventory.memory_bytes, MemoryLimit());  // a container's
   if (options.fake_gpus == 0) inventory.gpus = DetectGpus();
   for (int i = 0; i < options.fake_gpus; ++i) {
-    inventory.gpus.push_back(
-        {absl::StrCat("GPU-fake-", i), "Fake", uint64_t{16} << 30, i % inventory.numa_nodes});
+    const bool instance = absl::StrContains(options.fake_model, "MIG ");
+    inventory.gpus.push_back({absl::StrCat(instance ? "MIG-fake-" : "GPU-fake-", i), options.fake_model,
+                              uint64_t{16} << 30, i % inventory.numa_nodes});
   }
   return inventory;
 }

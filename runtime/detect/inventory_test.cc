@@ -36,19 +36,24 @@ TEST(Inventory, FakeGpusAreDistinct) {
   EXPECT_EQ(inventory.cpus, 3);
   ASSERT_EQ(inventory.gpus.size(), 4u);
   EXPECT_NE(inventory.gpus[0].uuid, inventory.gpus[3].uuid);
+  EXPECT_EQ(DetectInventory({.fake_gpus = 1, .fake_model = "H100 MIG 1g.10gb"}).gpus[0].uuid, "MIG-fake-0");
 }
 
 TEST(Inventory, VisibleDevicesRestrictAndOrder) {
-  const std::vector<core::GpuInfo> all = {{"GPU-aa", "x"}, {"GPU-bb", "x"}, {"GPU-cc", "x"}};
+  const std::vector<Device> all = {{{"GPU-aa", "x"}, 0}, {{"GPU-bb", "x"}, 1}, {{"GPU-cc", "x"}, 2}};
   const auto by_index = RestrictGpus(all, "2,0");
   ASSERT_EQ(by_index.size(), 2u);
-  EXPECT_EQ(by_index[0].uuid, "GPU-cc");
-  EXPECT_EQ(by_index[1].uuid, "GPU-aa");
+  EXPECT_EQ(by_index[0].info.uuid, "GPU-cc");
+  EXPECT_EQ(by_index[1].info.uuid, "GPU-aa");
   const auto by_name = RestrictGpus(all, "GPU-b");
   ASSERT_EQ(by_name.size(), 1u);
-  EXPECT_EQ(by_name[0].uuid, "GPU-bb");
+  EXPECT_EQ(by_name[0].info.uuid, "GPU-bb");
   EXPECT_TRUE(RestrictGpus(all, "").empty());
   EXPECT_EQ(RestrictGpus(all, "1,9,0").size(), 1u);
+  const std::vector<Device> parts = {{{"MIG-a", "x"}, 0}, {{"MIG-b", "x"}, 0}, {{"GPU-cc", "x"}, 1}};
+  EXPECT_EQ(RestrictGpus(parts, "0").size(), 2u) << "the instances of a GPU";
+  EXPECT_EQ(RestrictGpus(parts, "MIG-b,1").size(), 2u);
+  EXPECT_EQ(RestrictGpus(parts, "MIG-").size(), 1u);
 }
 
 }  // namespace

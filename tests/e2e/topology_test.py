@@ -1,6 +1,7 @@
 """Launches follow the topology of the cluster: labels of agents, or the file of the head."""
 import json
 import os
+import signal
 import unittest
 
 import cluster
@@ -147,6 +148,63 @@ class BindingTest(cluster.ClusterTest):
                                      f'run: python3 -c "import os; print(os.sched_getaffinity(0), file=open(\'{path}\', \'w\'))"\n')
         self.client('launch', job, timeout=60)
         self.assertEqual(self.read(path).strip(), '{1}')
+
+
+class NamedHostsTest(cluster.ClusterTest):
+    """Launches that say which rank goes where, and ranks that have a part of a GPU."""
+    agent_count = 3
+
+    def join_agent(self, index, *flags):
+        gpus = '3:NVIDIA H100 80GB HBM3 MIG 1g.10gb' if index == 2 else '2'
+        return super().join_agent(index, '--cpus', '4', '--fake-gpus', gpus, *flags)
+
+    def gpus_of(self, name, ranks, *lines):
+        """What the ranks of a short job find in CUDA_VISIBLE_DEVICES."""
+        where = os.path.join(self.out, name)
+        job = self.job_file(name, f'name: {name}\nranks: {ranks}\n' + ''.join(f'{line}\n' for line in lines)
+                            + f'script: echo "$CUDA_VISIBLE_DEVICES" > {where}.$RANK\n')
+        self.client('launch', job, timeout=60)
+        return [self.read(f'{where}.{rank}').strip() for rank in range(ranks)]
+
+    def test_a_rankfile_goes_in_and_out(self):
+        text = 'rank 0=node1 slot=1\nrank 1=node0 slot=0\nrank 2=node1 slot=0\n'
+        rankfile, out = self.job_file('ranks', text), os.path.join(self.dir, 'out.txt')
+        job = self.job_file('mapped', 'name: mapped\nrun: sleep 1000\nresources: {gpus: 1}\n')
+        plan = json.loads(self.client('plan', job, '--rankfile', rankfile, '--context', 'lab', '--json').stdout)
+        self.client('launch', '-d', job, '--rankfile', rankfile)
+        self.wait_for_state('mapped', 'RUNNING')
+        self.assertEqual(self.hosts('mapped'), ['node1', 'node0', 'node1'])
+        names = {node['id']: node['hostname'] for node in self.nodes()}
+        self.assertEqual([names[rank['node']] for rank in plan['ranks']], self.hosts('mapped'), 'plan and launch agree')
+        self.client('status', 'mapped', '--rankfile-out', out)
+        with open(out) as file:
+            self.assertEqual(file.read(), text)
+        # The next generation is the same.
+        os.kill(self.job('mapped')['ranks'][0]['pid'], signal.SIGKILL)
+        harness.wait_until('generation 2', lambda: self.job('mapped')['generation'] == 2)
+        self.wait_for_state('mapped', 'RUNNING')
+        self.client('status', 'mapped', '--rankfile-out', out)
+        with open(out) as file:
+            self.assertEqual(file.read(), text)
+
+        far = self.job_file('far', 'rank 0=node0 slot=1\nrank 1=node9 slot=0\n')
+        waits = self.job_file('waits', 'name: waits\nrun: sleep 1000\nresources: {gpus: 1}\n')
+        self.client('launch', '-d', waits, '--rankfile', far)
+        self.wait_for_state('waits', 'WAITING')
+        why = self.client('why', 'waits').stdout
+        self.assertIn('rank 1 goes on node9 by where.ranks, and no node that is up is called so', why)
+        self.assertIn('a node of that name joins', why)
+        for name in ('mapped', 'waits'):
+            self.client('stop', name, '--now')
+            self.wait_for_state(name, 'CANCELLED')
+
+    def test_hosts_and_parts_of_gpus(self):
+        self.assertEqual(self.gpus_of('halves', 3, 'resources: {gpus: 0.5}', 'where: {hosts: "node[0,7-9]"}'),
+                         ['GPU-fake-0', 'GPU-fake-0', 'GPU-fake-1'])
+        self.assertEqual(self.gpus_of('instances', 2, 'resources: {gpus: 1, gpu_type: "1g.10gb"}'),
+                         ['MIG-fake-0', 'MIG-fake-1'], 'each sees its own')
+        self.assertEqual(self.gpus_of('whole', 2, 'resources: {gpus: 1}', 'where: {exclude: "node[1-2]"}'),
+                         ['GPU-fake-0,GPU-fake-1'] * 2)
 
 
 if __name__ == '__main__':

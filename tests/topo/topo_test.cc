@@ -36,7 +36,7 @@ std::string Answer(const Topology& topology, const std::string& command) {
     int number = 0;
     const bool is_number = absl::SimpleAtoi(halves.at(1), &number);
     if (halves[0] == "exclude") {
-      request.exclude.push_back(halves[1]);
+      request.exclude.insert(halves[1]);
     } else if (halves[0] == "gpu_type") {
       request.gpu_types.push_back(halves[1]);
     } else if (halves[0] == "gpus") {

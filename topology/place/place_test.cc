@@ -272,6 +272,44 @@ TEST(PlanTest, LabelsAndTypesOfGpusChooseMachines) {
   EXPECT_THAT(MakePlan(topology, *fabric, request).obstacles[0].constraint, HasSubstr("no GPU of type b200"));
 }
 
+TEST(PlanTest, SoManyRanksOnEachMachine) {
+  Topology topology = SmallTree(8, 4);
+  topology.machines[1].broken_gpus = {0, 1, 2};
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  PlanRequest request{MeshOf({{"dp", 4}, {"tp", 2}}), {}, {}, {}, 2};
+  request.ranks_per_machine = 2;
+  for (const char* rank0 : {"", "n0"}) {
+    if (*rank0 != '\0') request.rank0 = {rank0};
+    const Plan plan = MakePlan(topology, *fabric, request);
+    ASSERT_TRUE(plan.placed) << plan.reason;
+    EXPECT_THAT(plan.reason, HasSubstr("2 on each machine"));
+    std::map<int, int> ranks;
+    for (const int32_t slot : plan.slot_of_rank) ++ranks[fabric->slots[slot].machine];
+    EXPECT_THAT(ranks, SizeIs(4)) << "and not two machines of four";
+    for (const auto& [machine, count] : ranks) EXPECT_EQ(count, 2) << machine;
+    EXPECT_FALSE(ranks.contains(1)) << "it has one place";
+    EXPECT_EQ(ranks.contains(0), *rank0 != '\0') << "a leaf with just so many machines is left to it";
+    EXPECT_THAT(plan.spare_slots, SizeIs(2));
+  }
+  request.ranks_per_machine = 1;
+  request.hosts = {"n0", "n1", "n2", "n3", "n4", "n5", "n6"};
+  const Plan refused = MakePlan(topology, *fabric, request);
+  EXPECT_FALSE(refused.placed);
+  EXPECT_EQ(refused.reason, "needs 8 machines with 1 place for ranks; the topology has 7 that may be taken");
+  EXPECT_THAT(refused.unblocks, ::testing::Contains("where.hosts with these machines (4 places more)"));
+}
+
+TEST(PlanTest, ANameWithoutItsDomain) {
+  Topology topology = SmallTree(4, 1);
+  topology.machines[0].name = "a.x";
+  topology.machines[1].name = "a.y";
+  topology.machines[2].name = "b.x";
+  EXPECT_THAT(MachinesCalled(topology, {"a", "b", "n3"}), ::testing::ElementsAre(2, 3));
+  const absl::StatusOr<Fabric> fabric = Compile(topology);
+  PlanRequest request{MeshOf({{"dp", 1}}), {"a"}, {}, {}, 0};
+  EXPECT_THAT(UsableSlots(topology, *fabric, request), SizeIs(8)) << "all that are called so";
+}
+
 TEST(PlanTest, SparesAreNearTheRanksAndOnMachinesWithoutAny) {
   const Topology topology = SmallTree(8, 4);
   const absl::StatusOr<Fabric> fabric = Compile(topology);
@@ -344,9 +382,12 @@ TEST(RankfileTest, WrongLinesAreNamed) {
   };
   EXPECT_EQ(error("rank 0=n0 slot=0\nhello\n"), "r:2: must be \"rank NUMBER=HOST slot=NUMBER\"");
   EXPECT_EQ(error("rank 0=n0 slot=0\nrank 0=n0 slot=1\n"), "r:2: rank 0 is there twice");
-  EXPECT_EQ(error("rank 0=n0 slot=0\nrank 1=n0 slot=0\n"), "r:2: n0 slot 0 is taken by a rank above");
+  EXPECT_EQ(error("rank 0=n0 slot=0\nrank 1=n0 slot=0\n"), "r:2: n0 slot 0 is taken by another rank");
   EXPECT_EQ(error("rank 1=n0 slot=0\n"), "r: rank 0 is missing");
   EXPECT_EQ(error(""), "r: no rank in it");
+  EXPECT_THAT(error("rank 0=n0 slot=0:1\n"), HasSubstr("r:1: slot=0:1 names sockets or several cores"));
+  EXPECT_THAT(error("rank 0=n0 slot=0-3\n"), HasSubstr("r:1: slot=0-3 names sockets or several cores"));
+  EXPECT_EQ(error("rank 0=+n0 slot=0\n"), "r:1: +n0 is a host by its position: write its name");
 }
 
 }  // namespace

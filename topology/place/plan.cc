@@ -19,12 +19,17 @@ struct Refusal {
   std::string constraint, remedy;
 };
 
-Refusal RefusedMachine(const Machine& machine, const std::set<std::string>& excluded,
-                       const PlanRequest& request) {
+bool IsAmong(const Machine& machine, const MachineNames& names) {
+  return names.contains(machine.name) || names.contains(ShortName(machine.name));
+}
+
+Refusal RefusedMachine(const Machine& machine, const PlanRequest& request) {
   if (!machine.unusable.empty())
     return {absl::StrCat("unusable: ", machine.unusable), "these machines usable again"};
-  if (excluded.contains(machine.name))
+  if (IsAmong(machine, request.exclude))
     return {"excluded by where.exclude", "where.exclude without these machines"};
+  if (!request.hosts.empty() && !IsAmong(machine, request.hosts))
+    return {"not in where.hosts", "where.hosts with these machines"};
   for (const auto& [key, value] : request.labels) {
     const auto it = machine.labels.find(key);
     if (it != machine.labels.end() && it->second == value) continue;
@@ -72,7 +77,92 @@ void ExplainNoRoom(const Fabric& fabric, const PlanRequest& request, int64_t usa
   if (fits > 0) plan.unblocks.push_back(absl::StrCat("dp: ", fits, " instead of ", dp->size));
 }
 
+// Places of `count` machines near each other: of the smallest domain that has so many, and one of `first` if
+// there are any. Empty: there is none.
+std::vector<int32_t> NearEachOther(const Fabric& fabric, const std::vector<std::vector<int32_t>>& machines,
+                                   size_t count, const std::set<int>* first) {
+  const auto comes_first = [&](const std::vector<int32_t>& slots) {
+    return first == nullptr || first->contains(fabric.slots[slots[0]].machine);
+  };
+  std::vector<int32_t> chosen;
+  for (size_t level = fabric.machine_level; level < fabric.levels.size() && chosen.empty(); ++level) {
+    std::map<int32_t, std::vector<const std::vector<int32_t>*>> domains;
+    for (const std::vector<int32_t>& slots : machines)
+      domains[fabric.domain[level][slots[0]]].push_back(&slots);
+    std::vector<const std::vector<int32_t>*> best;
+    for (auto& [domain, of_domain] : domains) {
+      const auto it = std::ranges::find_if(of_domain, [&](const auto* slots) { return comes_first(*slots); });
+      if (of_domain.size() < count || it == of_domain.end()) continue;
+      if (!best.empty() && best.size() <= of_domain.size()) continue;
+      std::rotate(of_domain.begin(), it, it + 1);
+      best = of_domain;
+    }
+    for (size_t i = 0; i < std::min(count, best.size()); ++i)
+      chosen.insert(chosen.end(), best[i]->begin(), best[i]->end());
+  }
+  std::ranges::sort(chosen);
+  return chosen;
+}
+
+// On whole machines alone.
+void PlanByMachines(const Topology& topology, const Fabric& fabric, const PlanRequest& request,
+                    const std::vector<int32_t>& usable, Plan& plan) {
+  const int64_t each = request.ranks_per_machine, count = request.mesh.ranks() / each;
+  const auto machines = WholeMachines(fabric, usable, static_cast<size_t>(each));
+  const std::set<int> first = MachinesCalled(topology, request.rank0);
+  const bool rank0_fits = std::ranges::any_of(
+      machines, [&](const auto& slots) { return first.contains(fabric.slots[slots[0]].machine); });
+  const std::vector<int32_t> chosen =
+      NearEachOther(fabric, machines, static_cast<size_t>(count), rank0_fits ? &first : nullptr);
+  if (chosen.empty() || request.mesh.ranks() + request.spares > std::ssize(usable)) {
+    plan.reason =
+        absl::StrCat("needs ", count, count == 1 ? " machine" : " machines", " with ", Counted(each),
+                     " for ranks; the topology has ", machines.size(), " that may be taken");
+    for (const Obstacle& obstacle : plan.obstacles)
+      plan.unblocks.push_back(absl::StrCat(obstacle.remedy, " (", Counted(obstacle.slots), " more)"));
+    plan.unblocks.push_back("another ranks_per_node");
+    return;
+  }
+  std::vector<Obstacle> obstacles = std::move(plan.obstacles);
+  plan = PlanOn(fabric, request.mesh, chosen, 0);
+  plan.obstacles = std::move(obstacles);
+  absl::StrAppend(&plan.reason, ", ", each, " on each machine");
+  if (request.spares > 0) plan.spare_slots = SpareSlots(fabric, usable, plan.slot_of_rank, request.spares);
+}
+
 }  // namespace
+
+std::vector<std::vector<int32_t>> WholeMachines(const Fabric& fabric, const std::vector<int32_t>& usable,
+                                                size_t each) {
+  std::vector<std::vector<int32_t>> machines;
+  int32_t last = -1;
+  for (const int32_t slot : usable) {
+    if (fabric.slots[slot].machine != std::exchange(last, fabric.slots[slot].machine))
+      machines.emplace_back();
+    if (machines.back().size() < each) machines.back().push_back(slot);
+  }
+  std::erase_if(machines, [&](const std::vector<int32_t>& slots) { return slots.size() < each; });
+  return machines;
+}
+
+std::set<int> MachinesCalled(const Topology& topology, const MachineNames& names) {
+  std::set<int> called;
+  MachineNames found;
+  std::map<std::string, std::vector<int>, std::less<>> by_short;
+  for (size_t m = 0; m < topology.machines.size() && !names.empty(); ++m) {
+    const std::string& name = topology.machines[m].name;
+    if (names.contains(name)) {
+      called.insert(static_cast<int>(m));
+      found.insert(name);
+    } else if (const absl::string_view part = ShortName(name); names.contains(part)) {
+      by_short[std::string(part)].push_back(static_cast<int>(m));
+    }
+  }
+  for (const auto& [name, machines] : by_short) {
+    if (machines.size() == 1 && !found.contains(name)) called.insert(machines[0]);
+  }
+  return called;
+}
 
 std::string PrintMesh(const Mesh& mesh) {
   return absl::StrCat("{",
@@ -85,7 +175,6 @@ std::string PrintMesh(const Mesh& mesh) {
 
 std::vector<int32_t> UsableSlots(const Topology& topology, const Fabric& fabric, const PlanRequest& request,
                                  std::vector<Obstacle>* obstacles) {
-  const std::set<std::string> excluded(request.exclude.begin(), request.exclude.end());
   struct Count {
     int slots = 0;
     std::vector<std::string> machines;
@@ -99,7 +188,7 @@ std::vector<int32_t> UsableSlots(const Topology& topology, const Fabric& fabric,
   for (int32_t slot = 0; slot < fabric.size(); ++slot) {
     const Slot& s = fabric.slots[slot];
     const Machine& m = topology.machines[s.machine];
-    if (s.machine != machine) of_machine = RefusedMachine(m, excluded, request);
+    if (s.machine != machine) of_machine = RefusedMachine(m, request);
     machine = s.machine;
     const Refusal refusal = !of_machine.constraint.empty()
                                 ? of_machine
@@ -178,6 +267,11 @@ Plan MakePlan(const Topology& topology, const Fabric& fabric, const PlanRequest&
   std::vector<Obstacle> obstacles;
   const std::vector<int32_t> usable = UsableSlots(topology, fabric, request, &obstacles);
   Plan plan;
+  if (request.ranks_per_machine > 0) {
+    plan.obstacles = std::move(obstacles);
+    PlanByMachines(topology, fabric, request, usable, plan);
+    return plan;
+  }
   if (request.mesh.ranks() + request.spares <= static_cast<int64_t>(usable.size()))
     plan = PlanOn(fabric, request.mesh, usable, request.spares);
   plan.obstacles = std::move(obstacles);

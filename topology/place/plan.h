@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,13 +16,19 @@
 
 namespace gtrain::topology {
 
+using MachineNames = std::set<std::string, std::less<>>;
+
 struct PlanRequest {
   Mesh mesh;
-  std::vector<std::string> exclude;           // machine names
+  MachineNames exclude;                       // whole, or without the domain
   std::map<std::string, std::string> labels;  // that a machine must have
   std::vector<std::string> gpu_types;  // any of; matched inside of the model, ignoring case; empty: all
   int spares = 0;                      // slots beside the ranks, for processes that wait
   bool gpus = false;                   // only slots that have GPUs
+  MachineNames hosts = {};             // only these, as `exclude`; empty: all
+  int ranks_per_machine = 0;           // exactly; 0: as they fit
+  MachineNames rank0 =
+      {};  // with ranks_per_machine: one of these machines is to be among those that are taken
 };
 
 // What keeps slots from being taken.
@@ -50,9 +57,16 @@ struct Plan {
   std::vector<Obstacle> obstacles;
 };
 
+// The machines that one of the names means: those of that name, or the only one called so without its domain.
+std::set<int> MachinesCalled(const Topology& topology, const MachineNames& names);
+
 // The slots that the request may have, ascending.
 std::vector<int32_t> UsableSlots(const Topology& topology, const Fabric& fabric, const PlanRequest& request,
                                  std::vector<Obstacle>* obstacles = nullptr);
+
+// Of the machines that have `each` of these places or more, the first `each`, by machine.
+std::vector<std::vector<int32_t>> WholeMachines(const Fabric& fabric, const std::vector<int32_t>& usable,
+                                                size_t each);
 
 // `count` free ones of them at most, the best replacements first: those that have many ranks near, in the
 // smallest domains first, on machines without ranks.

@@ -12,44 +12,44 @@
 namespace gtrain::topology {
 namespace {
 
-struct Row {
-  int rank = 0, slot = 0;
-  std::string machine;
-};
-
-// "rank 0=node1 slot=3"
-bool ReadRow(absl::string_view text, Row& row) {
+// "rank 0=node1 slot=3"; what is wrong with it, empty: nothing.
+std::string ReadRow(absl::string_view text, int& rank, RankfileRow& row) {
+  constexpr char kForm[] = "must be \"rank NUMBER=HOST slot=NUMBER\"";
   const std::vector<absl::string_view> words =
       absl::StrSplit(text, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
-  if (words.size() != 3 || words[0] != "rank") return false;
+  if (words.size() != 3 || words[0] != "rank") return kForm;
   const std::vector<std::string> host = absl::StrSplit(words[1], absl::MaxSplits('=', 1));
   const std::vector<std::string> slot = absl::StrSplit(words[2], absl::MaxSplits('=', 1));
-  if (host.size() != 2 || slot.size() != 2 || slot[0] != "slot" || host[1].empty()) return false;
-  row.machine = host[1];
-  return absl::SimpleAtoi(host[0], &row.rank) && row.rank >= 0 && absl::SimpleAtoi(slot[1], &row.slot) &&
-         row.slot >= 0;
+  if (host.size() != 2 || slot.size() != 2 || slot[0] != "slot" || host[1].empty()) return kForm;
+  if (!absl::SimpleAtoi(host[0], &rank) || rank < 0) return kForm;
+  row.host = host[1];
+  if (row.host[0] == '+') return absl::StrCat(row.host, " is a host by its position: write its name");
+  if (slot[1].find_first_of(":,-pP") != std::string::npos)
+    return absl::StrCat("slot=", slot[1],
+                        " names sockets or several cores: here a slot is one number, a place "
+                        "of the machine counted from 0");
+  return absl::SimpleAtoi(slot[1], &row.slot) && row.slot >= 0 ? "" : kForm;
 }
 
 }  // namespace
+
+std::string PrintRankfileRow(int rank, absl::string_view host, int slot) {
+  return absl::StrCat("rank ", rank, "=", host, " slot=", slot, "\n");
+}
 
 std::string PrintRankfile(const Topology& topology, const Fabric& fabric,
                           const std::vector<int32_t>& slot_of_rank) {
   std::string text;
   for (size_t rank = 0; rank < slot_of_rank.size(); ++rank) {
     const int32_t machine = fabric.slots[slot_of_rank[rank]].machine;
-    absl::StrAppend(&text, "rank ", rank, "=", topology.machines[machine].name,
-                    " slot=", slot_of_rank[rank] - fabric.slots_of_machine[machine].first, "\n");
+    text += PrintRankfileRow(static_cast<int>(rank), topology.machines[machine].name,
+                             slot_of_rank[rank] - fabric.slots_of_machine[machine].first);
   }
   return text;
 }
 
-absl::StatusOr<std::vector<int32_t>> ParseRankfile(absl::string_view text, absl::string_view filename,
-                                                   const Topology& topology, const Fabric& fabric) {
-  absl::flat_hash_map<std::string, int> machines;
-  for (size_t m = 0; m < topology.machines.size(); ++m)
-    machines[topology.machines[m].name] = static_cast<int>(m);
-  std::map<int, int32_t> slots;
-  absl::flat_hash_set<std::string> taken;
+absl::StatusOr<std::vector<RankfileRow>> ReadRankfile(absl::string_view text, absl::string_view filename) {
+  std::map<int, RankfileRow> by_rank;
   int number = 0;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
@@ -58,25 +58,41 @@ absl::StatusOr<std::vector<int32_t>> ParseRankfile(absl::string_view text, absl:
     const auto bad = [&](absl::string_view why) {
       return absl::InvalidArgumentError(absl::StrCat(filename, ":", number, ": ", why));
     };
-    Row row;
-    if (!ReadRow(line, row)) return bad("must be \"rank NUMBER=HOST slot=NUMBER\"");
-    if (!taken.insert(absl::StrCat(row.machine, " ", row.slot)).second)
-      return bad(absl::StrCat(row.machine, " slot ", row.slot, " is taken by a rank above"));
+    int rank = 0;
+    RankfileRow row;
+    row.line = number;
+    if (const std::string wrong = ReadRow(line, rank, row); !wrong.empty()) return bad(wrong);
+    if (!by_rank.emplace(rank, row).second) return bad(absl::StrCat("rank ", rank, " is there twice"));
+  }
+  std::vector<RankfileRow> rows;
+  for (auto& [rank, row] : by_rank) {
+    if (rank != static_cast<int>(rows.size()))
+      return absl::InvalidArgumentError(absl::StrCat(filename, ": rank ", rows.size(), " is missing"));
+    rows.push_back(std::move(row));
+  }
+  if (rows.empty()) return absl::InvalidArgumentError(absl::StrCat(filename, ": no rank in it"));
+  return rows;
+}
+
+absl::StatusOr<std::vector<int32_t>> ParseRankfile(absl::string_view text, absl::string_view filename,
+                                                   const Topology& topology, const Fabric& fabric) {
+  GT_ASSIGN_OR_RETURN(const std::vector<RankfileRow> rows, ReadRankfile(text, filename));
+  absl::flat_hash_map<std::string, int> machines;
+  for (size_t m = 0; m < topology.machines.size(); ++m)
+    machines[topology.machines[m].name] = static_cast<int>(m);
+  absl::flat_hash_set<std::string> taken;
+  std::vector<int32_t> slot_of_rank;
+  for (const RankfileRow& row : rows) {
+    if (!taken.insert(absl::StrCat(row.host, " ", row.slot)).second)
+      return absl::InvalidArgumentError(absl::StrCat(filename, ":", row.line, ": ", row.host, " slot ",
+                                                     row.slot, " is taken by another rank"));
     int32_t slot = -1;
-    if (const auto it = machines.find(row.machine); it != machines.end()) {
+    if (const auto it = machines.find(row.host); it != machines.end()) {
       const auto [first, end] = fabric.slots_of_machine[it->second];
       if (row.slot < end - first) slot = first + row.slot;
     }
-    if (!slots.emplace(row.rank, slot).second) return bad(absl::StrCat("rank ", row.rank, " is there twice"));
-  }
-  std::vector<int32_t> slot_of_rank;
-  for (const auto& [rank, slot] : slots) {
-    if (rank != static_cast<int>(slot_of_rank.size()))
-      return absl::InvalidArgumentError(
-          absl::StrCat(filename, ": rank ", slot_of_rank.size(), " is missing"));
     slot_of_rank.push_back(slot);
   }
-  if (slot_of_rank.empty()) return absl::InvalidArgumentError(absl::StrCat(filename, ": no rank in it"));
   return slot_of_rank;
 }
 

@@ -12,6 +12,17 @@
 
 namespace gtrain::topology {
 
+struct RankfileRow {
+  std::string host;
+  int slot = 0;
+  int line = 0;
+};
+
+// [rank]: its row, whatever hosts there are. InvalidArgument with file:line for a line of another form, and a
+// rank that is missing or there twice. What Open MPI has beside numbers of slots is refused by its name.
+absl::StatusOr<std::vector<RankfileRow>> ReadRankfile(absl::string_view text, absl::string_view filename);
+std::string PrintRankfileRow(int rank, absl::string_view host, int slot);
+
 inline constexpr size_t kRankfileBytesMax = size_t{64} << 20;
 
 // A slot's number counts the places of its machine from 0.

@@ -121,8 +121,16 @@ void AddGpus(const AgentConfig& config, const GenerationGrant& grant, const spec
              Env* env) {
   const std::vector<GpuInfo>& all = config.inventory.gpus;
   if (all.empty()) return;  // no GPU here: leave whatever the user says
-  const std::vector<int> mine =
-      spec.resources.visible_node ? VisibleGpus(grant, config.node) : PlaceOfRank(grant, rank).gpus;
+  // One that is shared is a rank's only one. Where a process sees an instance (MIG), CUDA shows it the first
+  // and nothing else, so each rank sees its own.
+  const auto is_instance = [&](int gpu) {
+    return gpu >= 0 && gpu < static_cast<int>(all.size()) &&
+           absl::StartsWith(all[static_cast<size_t>(gpu)].uuid, "MIG-");
+  };
+  std::vector<int> mine = VisibleGpus(grant, config.node);
+  const bool instances = std::ranges::any_of(mine, is_instance);
+  if (!spec.resources.visible_node || spec.resources.gpu_share > 0 || instances)
+    mine = PlaceOfRank(grant, rank).gpus;
   std::vector<std::string> names;
   for (int gpu : mine) {
     if (gpu >= 0 && gpu < static_cast<int>(all.size())) names.push_back(all[static_cast<size_t>(gpu)].uuid);

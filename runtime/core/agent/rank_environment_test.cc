@@ -244,6 +244,37 @@ TEST_F(AgentGpuTest, VisibleRankShowsOnlyItsOwn) {
   EXPECT_EQ(Visible(Commands<keeper::StartRank>()[1]), "GPU-0");
 }
 
+// An index into a list of one would be out of it, and CUDA takes no GPU twice.
+TEST_F(AgentGpuTest, WhoSharesAGpuSeesItAlone) {
+  spec_.resources.gpu_share = 500;
+  Welcome();
+  GenerationGrant grant = Grant(1, 3, 3);
+  grant.ranks[0].gpus = {2};
+  grant.ranks[1].gpus = {2};
+  grant.ranks[2].gpus = {0};
+  Step(FromHead{StartGeneration{{5}, grant}});
+  const auto starts = Commands<keeper::StartRank>();
+  EXPECT_EQ(Visible(starts[0]), "GPU-2");
+  EXPECT_EQ(Visible(starts[1]), "GPU-2");
+  EXPECT_EQ(Visible(starts[2]), "GPU-0");
+}
+
+// CUDA uses the first instance that a process sees.
+TEST_F(AgentGpuTest, WhoHasAnInstanceSeesItAlone) {
+  AgentConfig config = Config();
+  for (size_t i = 0; i < config.inventory.gpus.size(); ++i)
+    config.inventory.gpus[i].uuid = absl::StrCat(i == 3 ? "GPU-" : "MIG-", i);
+  core_ = AgentCore(config);
+  Welcome();
+  GenerationGrant grant = Grant(1, 3, 3);
+  for (int i = 0; i < 3; ++i) grant.ranks[i].gpus = {i + 1};
+  Step(FromHead{StartGeneration{{5}, grant}});
+  const auto starts = Commands<keeper::StartRank>();
+  EXPECT_EQ(Visible(starts[0]), "MIG-1");
+  EXPECT_EQ(Visible(starts[1]), "MIG-2");
+  EXPECT_EQ(Visible(starts[2]), "GPU-3") << "it would see MIG-1 alone";
+}
+
 TEST_F(AgentGpuTest, JobWithoutGpusSeesNone) {
   Welcome();
   StartIt(1, 1, 1);

@@ -117,6 +117,7 @@ struct RankNow {
   int64_t pid = 0;              // 0: not known
   std::optional<int64_t> step;
   std::optional<double> busy;
+  std::vector<int> gpus;
   struct End {
     ExitCause cause;
     int exit_code, signal;
@@ -223,6 +224,7 @@ RankNow& AddRank(const RankPlace& place, const std::map<NodeId, Node>& nodes, Jo
   rank.rank = place.rank;
   rank.local_rank = place.local_rank;
   rank.node = now.nodes.size() - 1;
+  rank.gpus = place.gpus;
   return rank;
 }
 
@@ -350,6 +352,7 @@ json RankDocuments(const JobNow& job, bool with_pids) {
                  {"local_rank", now.local_rank},
                  {"node", job.nodes[now.node].id.value},
                  {"hostname", job.nodes[now.node].hostname}};
+    if (!now.gpus.empty()) rank["gpus"] = now.gpus;
     if (now.state != nullptr) {
       rank["state"] = now.state;
       // A head that has just started does not know it, and `kill -9 0` kills the caller's own processes.
@@ -602,7 +605,8 @@ std::shared_ptr<const NodeRecord> SharedRecord(const Node& node) {
 }
 
 json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
-  json gpus = json::array(), notices = json::array();
+  json gpus = json::array(), notices = json::array(), shares = json::array();
+  for (const auto& [gpu, taken] : view.gpu_shares) shares.push_back({{"gpu", gpu}, {"taken", taken}});
   for (const GpuInfo& gpu : node.record->inventory.gpus)
     gpus.push_back(
         {{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}, {"numa", gpu.numa}});
@@ -629,6 +633,7 @@ json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
           {"memory_free_bytes", view.memory_free_bytes},
           {"gpus", std::move(gpus)},
           {"gpus_free", view.gpus_free},
+          {"gpu_shares", std::move(shares)},
           {"labels", node.record->labels},
           {"jobs", json::array()}};
 }
@@ -771,6 +776,7 @@ std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant at) {
     holding.id = id;
     holding.demand.cpus = job.demand.cpus;
     holding.demand.memory_bytes = job.demand.memory_bytes;
+    holding.demand.gpu_share = job.demand.gpu_share;
     for (const NodePlace& place : job.record.grant->nodes) {
       if (!job.HoldsRoomOn(place.node)) continue;
       with_place(place.node, [&, &job = job](size_t node) {

@@ -1,12 +1,31 @@
 #include "runtime/core/head/gang.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "job/spec/mesh.h"
 
 namespace gtrain::core {
+
+namespace {
+
+void SetRankHosts(const spec::JobSpec& spec, plan::Demand& demand) {
+  if (spec.where_ranks.empty() || !spec.ranks) return;
+  demand.rank_hosts.resize(static_cast<size_t>(spec.ranks->max));
+  std::map<std::string, int> index;
+  for (const spec::RanksOn& place : spec.where_ranks) {
+    const auto [it, is_new] = index.try_emplace(place.host, static_cast<int>(demand.host_names.size()));
+    if (is_new) demand.host_names.push_back(place.host);
+    for (size_t i = 0; i < place.ranks.size(); ++i)
+      demand.rank_hosts[place.ranks[i]] = {it->second, place.slots.empty() ? -1 : place.slots[i]};
+  }
+}
+
+}  // namespace
 
 plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
   plan::Demand demand;
@@ -23,8 +42,11 @@ plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
   demand.all_gpus = spec.per == spec::Per::kNode && !spec.resources.gpus;
   demand.gpu_types = spec.resources.gpu_type;
   demand.labels = spec.where_labels;
-  demand.exclude = spec.where_exclude;
-  demand.rank0 = spec.where_rank0;
+  demand.hosts = spec::NamesOf(spec.where_hosts);
+  demand.exclude = spec::NamesOf(spec.where_exclude);
+  demand.gpu_share = spec.resources.gpu_share;
+  SetRankHosts(spec, demand);
+  if (!spec.where_rank0.empty()) demand.rank0 = spec::NamesOf({spec.where_rank0});
   demand.oversubscribe_cpus = spec.resources.oversubscribe.value_or(may_oversubscribe);
   return demand;
 }
@@ -49,7 +71,19 @@ void Occupy(plan::NodeView& view, const RankPlace& rank, const plan::Demand& dem
   view.cpus_free = std::max(0, view.cpus_free - demand.cpus.value_or(1));
   view.cpus_bound.insert(rank.cpus.begin(), rank.cpus.end());
   view.memory_free_bytes -= std::min(view.memory_free_bytes, demand.memory_bytes);
-  for (const int gpu : rank.gpus) std::erase(view.gpus_free, gpu);
+  for (const int gpu : rank.gpus) {
+    std::erase(view.gpus_free, gpu);
+    if (demand.gpu_share > 0) view.gpu_shares[gpu] += demand.gpu_share;
+  }
+}
+
+std::vector<size_t> VerdictsThatMatter(const plan::Placement& now) {
+  const std::set<NodeId> named(now.named.begin(), now.named.end());
+  std::vector<size_t> that_matter;
+  for (size_t i = 0; i < now.verdicts.size(); ++i) {
+    if (now.remedy.empty() || named.contains(now.verdicts[i].node)) that_matter.push_back(i);
+  }
+  return that_matter;
 }
 
 std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& when_empty,
@@ -58,8 +92,11 @@ std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& 
   if (now.verdicts.empty()) {
     blockers.push_back({"", "no node has joined", 0, {}, "a node joins (gtrain agent --join)"});
   }
-  const size_t shown = std::min(now.verdicts.size(), kBlockersMax);
-  for (size_t i = 0; i < shown; ++i) {
+  const std::vector<size_t> that_matter = VerdictsThatMatter(now);
+  const size_t shown = std::min(that_matter.size(), kBlockersMax);
+  const std::string larger = now.remedy.empty() ? "a larger node, or a smaller demand" : now.remedy;
+  for (size_t at = 0; at < shown; ++at) {
+    const size_t i = that_matter[at];
     const plan::NodeVerdict& verdict = now.verdicts[i];
     Blocker blocker{verdict.hostname, verdict.limit, verdict.room, {}, ""};
     if (const auto it = holders.find(verdict.node); it != holders.end()) blocker.held_by = it->second;
@@ -68,16 +105,20 @@ std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& 
       blocker.unblocked_by =
           absl::StrCat("when ", absl::StrJoin(blocker.held_by, ", "), " ends it takes ", room_empty);
     } else if (!verdict.limit.empty()) {
-      blocker.unblocked_by = verdict.remedy.empty() ? "a larger node, or a smaller demand" : verdict.remedy;
+      blocker.unblocked_by = verdict.remedy.empty() ? larger : verdict.remedy;
     }
     blockers.push_back(std::move(blocker));
   }
-  if (shown < now.verdicts.size()) {
+  if (shown < that_matter.size()) {
     blockers.push_back(
-        {"", absl::StrCat("likewise on ", now.verdicts.size() - shown, " more nodes"), 0, {}, ""});
+        {"", absl::StrCat("likewise on ", that_matter.size() - shown, " more nodes"), 0, {}, ""});
   }
   if (!now.verdicts.empty() && !when_empty.placed) {
-    blockers.push_back({"", when_empty.reason, 0, {}, "more nodes, or a smaller demand"});
+    blockers.push_back({"",
+                        when_empty.reason,
+                        0,
+                        {},
+                        when_empty.remedy.empty() ? "more nodes, or a smaller demand" : when_empty.remedy});
   }
   return blockers;
 }

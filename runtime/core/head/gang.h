@@ -32,7 +32,10 @@ struct Blocker {
 
 // The most nodes that are listed; the others are counted.
 inline constexpr size_t kBlockersMax = 32;
-// `holders(node)` = jobs that hold something there; asked for the first kBlockersMax verdicts.
+// Those of now.verdicts that keep the job waiting: of a job that names hosts which do not take what is to go
+// there, only theirs.
+std::vector<size_t> VerdictsThatMatter(const plan::Placement& now);
+// `holders(node)` = jobs that hold something there; asked for the first kBlockersMax verdicts that matter.
 std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& when_empty,
                              const std::map<NodeId, std::vector<std::string>>& holders);
 

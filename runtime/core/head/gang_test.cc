@@ -29,6 +29,23 @@ TEST(Demand, RanksMeshAndResources) {
   EXPECT_THAT(demand.exclude, ElementsAre("bad"));
 }
 
+TEST(Demand, HostsAreNamesAndEachRankHasItsOwn) {
+  spec::JobSpec spec;
+  spec.ranks = spec::Range{3, 3};
+  spec.where_hosts = {"tux[0-1]", "b"};
+  spec.where_ranks = {{{2, 0}, "a", {5, 6}}, {{1}, "b", {}}};
+  spec.resources.gpu_share = 250;
+  const plan::Demand demand = DemandOf(spec, false);
+  EXPECT_THAT(demand.hosts, ElementsAre("b", "tux0", "tux1"));
+  EXPECT_THAT(demand.host_names, ElementsAre("a", "b"));
+  ASSERT_EQ(demand.rank_hosts.size(), 3u);
+  EXPECT_EQ(demand.rank_hosts[0].slot, 6);
+  EXPECT_EQ(demand.rank_hosts[1].host, 1);
+  EXPECT_EQ(demand.rank_hosts[1].slot, -1);
+  EXPECT_EQ(demand.rank_hosts[2].slot, 5);
+  EXPECT_EQ(demand.gpu_share, 250);
+}
+
 TEST(Demand, PerNodeIsOneProcessWithAllGpus) {
   spec::JobSpec spec;
   spec.nodes = spec::Range{2, 2};
@@ -74,6 +91,15 @@ TEST_F(OccupyTest, TakesWhatTheRanksOfThisNodeHold) {
   EXPECT_EQ(plan::Emptied({view})[0].gpus_free.size(), 2u);
 }
 
+TEST_F(OccupyTest, APartOfAGpuLeavesTheRest) {
+  plan::NodeView view = ViewOf(node_);
+  demand_.gpu_share = 300;
+  Occupy(view, grant_.ranks[0], demand_);
+  Occupy(view, grant_.ranks[0], demand_);
+  EXPECT_THAT(view.gpus_free, ElementsAre(0));
+  EXPECT_THAT(view.gpu_shares, ElementsAre(std::pair(1, 600)));
+}
+
 TEST_F(OccupyTest, ExplainSaysWhoHoldsWhatAndWhatWouldHelp) {
   plan::NodeView view = ViewOf(node_);
   Occupy(view, grant_.ranks[0], demand_);
@@ -89,6 +115,29 @@ TEST_F(OccupyTest, ExplainSaysWhoHoldsWhatAndWhatWouldHelp) {
   wanting.min = wanting.max = 9;
   const auto never = Explain(plan::Place({view}, wanting), plan::Place(plan::Emptied({view}), wanting), {});
   EXPECT_THAT(never.back().constraint, HasSubstr("needs 9 ranks; there is room for 8"));
+}
+
+// What other nodes have does not matter to who waits for one of them.
+TEST(Explain, OfAJobThatWaitsForRank0sHostOnlyThatIsSaid) {
+  std::vector<plan::NodeView> views(50);
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].id = NodeId(absl::StrCat("n", 100 + i));
+    views[i].hostname = absl::StrCat("tux", i);
+    views[i].cpus = views[i].cpus_free = 4;
+  }
+  views[40].cpus_free = 0;
+  plan::Demand wanting;
+  wanting.rank0 = {"tux40"};
+  const plan::Placement now = plan::Place(views, wanting), empty = plan::Place(plan::Emptied(views), wanting);
+  const auto held = Explain(now, empty, {{NodeId("n140"), {"train-1"}}});
+  ASSERT_EQ(held.size(), 1u);
+  EXPECT_EQ(held[0], (Blocker{"tux40", "cpus: 0 of 4 free", 0, {"train-1"}, "when train-1 ends it takes 1"}));
+  wanting.rank0 = {"tux99"};
+  const plan::Placement gone = plan::Place(views, wanting);
+  const auto absent = Explain(gone, gone, {});
+  ASSERT_EQ(absent.size(), 1u);
+  EXPECT_EQ(absent[0].constraint, "rank 0 goes on tux99 by where.rank0, and no node that is up is called so");
+  EXPECT_EQ(absent[0].unblocked_by, "a node of that name joins, or another where.rank0");
 }
 
 TEST(Explain, ManyNodesAreCounted) {

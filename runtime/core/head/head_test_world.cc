@@ -49,6 +49,13 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
     if (absl::StartsWith(word, "reads=")) spec.checkpoint = {.uri = word.substr(6), .read_only = true};
     if (absl::StartsWith(word, "secret=")) spec.secrets["KEY"] = {.env = "", .file = word.substr(7)};
     if (absl::StartsWith(word, "at=")) spec.workdir = word.substr(3);
+    if (absl::StartsWith(word, "rank0=")) spec.where_rank0 = word.substr(6);
+    if (absl::StartsWith(word, "on=")) {
+      for (const absl::string_view host : absl::StrSplit(word.substr(3), ','))
+        spec.where_ranks.push_back({{static_cast<int>(spec.where_ranks.size())}, std::string(host), {}});
+    }
+    if (word == "half-gpu") spec.resources.gpu_share = 500;
+    if (word == "whole-gpu") spec.resources.gpus = 1;
     if (word == "steps10") spec.progress.steps = 10;
     if (word == "stall20s") spec.progress.stall = absl::Seconds(20);
     if (word == "stall-kill") {

@@ -172,8 +172,9 @@ void Scheduler::Await(Job& job, const NodeId& node, const char* why) {
 // Which nodes keep the job waiting, and what would change that.
 void Scheduler::ExplainBlockers(Job& job, const plan::Placement& placement, const plan::Placement& empty) {
   std::map<NodeId, std::vector<std::string>> holders;
-  for (size_t i = 0; i < std::min(placement.verdicts.size(), kBlockersMax); ++i)
-    holders[placement.verdicts[i].node];
+  const std::vector<size_t> that_matter = VerdictsThatMatter(placement);
+  for (size_t i = 0; i < std::min(that_matter.size(), kBlockersMax); ++i)
+    holders[placement.verdicts[that_matter[i]].node];
   for (const auto& [id, other] : model_.jobs) {
     if (&other == &job || !other.record.grant) continue;
     for (const NodePlace& place : other.record.grant->nodes) {
