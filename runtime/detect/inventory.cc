@@ -11,6 +11,7 @@
 #include <future>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -18,8 +19,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/available_memory.h"
-#include "base/file.h"
 #include "base/logging.h"
+#include "runtime/detect/network.h"
+#include "topology/detect/sysfs.h"
 
 namespace gtrain::detect {
 
@@ -60,14 +62,11 @@ struct Nvml {
   }
 };
 
-int NumaOf(const Nvml::Pci& pci) {
+topology::PciDevice DeviceOf(const Nvml::Pci& pci) {
   // sysfs writes a domain of four digits where NVML writes eight.
   std::string id = absl::AsciiStrToLower(pci.id);
   if (id.size() > 12) id = id.substr(id.size() - 12);
-  const auto text = ReadFile(absl::StrCat("/sys/bus/pci/devices/", id, "/numa_node"), 64);
-  int node = -1;
-  if (!text.ok() || !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &node)) return -1;
-  return node;
+  return topology::PciDeviceAt(id);
 }
 
 std::vector<core::GpuInfo> AskDriver() {
@@ -85,7 +84,11 @@ std::vector<core::GpuInfo> AskDriver() {
     gpu.uuid = uuid;
     if (nvml.name(device, name, sizeof(name)) == 0) gpu.model = name;
     if (nvml.memory(device, &memory) == 0) gpu.memory_bytes = memory.total;
-    if (nvml.pci(device, &pci) == 0) gpu.numa = NumaOf(pci);
+    if (nvml.pci(device, &pci) == 0) {
+      topology::PciDevice found = DeviceOf(pci);
+      gpu.numa = found.numa;
+      gpu.pci_path = std::move(found.path);
+    }
     gpus.push_back(std::move(gpu));
   }
   return gpus;
@@ -171,10 +174,11 @@ core::Inventory DetectInventory(const DetectOptions& options) {
         static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   }
   inventory.memory_bytes = std::min(inventory.memory_bytes, MemoryLimit());  // a container's
+  inventory.network = DetectNetwork();
   if (options.fake_gpus == 0) inventory.gpus = DetectGpus();
   for (int i = 0; i < options.fake_gpus; ++i) {
     inventory.gpus.push_back(
-        {absl::StrCat("GPU-fake-", i), "Fake", uint64_t{16} << 30, i % inventory.numa_nodes});
+        {absl::StrCat("GPU-fake-", i), "Fake", uint64_t{16} << 30, i % inventory.numa_nodes, ""});
   }
   return inventory;
 }
