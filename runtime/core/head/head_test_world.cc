@@ -49,6 +49,7 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
     if (absl::StartsWith(word, "reads=")) spec.checkpoint = {.uri = word.substr(6), .read_only = true};
     if (absl::StartsWith(word, "secret=")) spec.secrets["KEY"] = {.env = "", .file = word.substr(7)};
     if (absl::StartsWith(word, "at=")) spec.workdir = word.substr(3);
+    if (word == "bound2") spec.resources.cpus = 2;
     if (word == "steps10") spec.progress.steps = 10;
     if (word == "stall20s") spec.progress.stall = absl::Seconds(20);
     if (word == "stall-kill") {
