@@ -33,7 +33,7 @@ std::string TextOf(const sockaddr* address) {
 
 core::NicKind KindOf(const RdmaPort& port) {
   if (port.driver == "efa") return core::NicKind::kEfa;
-  return port.link_layer == "Ethernet" ? core::NicKind::kRoce : core::NicKind::kInfiniband;
+  return port.link_layer == "InfiniBand" ? core::NicKind::kInfiniband : core::NicKind::kRoce;
 }
 
 // RoCE without an address of its own has no way to other networks, and a port without one is mostly one that

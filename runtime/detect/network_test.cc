@@ -44,7 +44,7 @@ TEST(NetworkTest, EfaIsKnownByItsDriver) {
   FakeSysfs sys;
   sys.Port({.device = "rdmap16s27",
             .way = "pci0000:10/0000:10:1b.0",
-            .link_layer = "Unspecified",
+            .link_layer = "Unknown",
             .rate = "100 Gb/sec (4X EDR)",
             .driver = "efa"});
   EXPECT_EQ(NicsIn(sys).at("rdmap16s27:1").kind, core::NicKind::kEfa);

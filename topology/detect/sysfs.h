@@ -23,7 +23,7 @@ struct RdmaPort {
   std::string device;      // "mlx5_0"
   int port = 1;            // counted from 1
   std::string driver;      // of the PCI device: "mlx5_core", "efa"
-  std::string link_layer;  // "InfiniBand", "Ethernet"; EFA says "Unspecified"
+  std::string link_layer;  // "InfiniBand", "Ethernet"; EFA says "Unknown"
   std::string state;       // "ACTIVE", "DOWN", "INIT", ...
   double gb_s = 0;         // as its link runs; 0: it is down, or does not say
   std::string verbs;       // "/dev/infiniband/uverbs0", through which programs use it; empty: there is none
