@@ -121,9 +121,8 @@ std::vector<RdmaPort> RdmaPorts(const std::string& root) {
       if (absl::SimpleAtoi(name, &port) && port > 0) ports.push_back(PortOf(root, device, port));
     }
   }
-  std::ranges::sort(ports, {}, [](const RdmaPort& port) {
-    return std::tuple(std::string_view(port.pci.path), std::string_view(port.device), port.port);
-  });
+  std::ranges::sort(ports, {},
+                    [](const RdmaPort& port) { return std::tie(port.pci.path, port.device, port.port); });
   return ports;
 }
 
