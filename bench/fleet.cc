@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kFilesEach = 9;  // of a ZeroMQ client with a monitor
 constexpr absl::Duration kBeatsEvery = absl::Seconds(1), kFlushEvery = absl::Milliseconds(500);
-constexpr int kOwnWordEvery = 10;  // beats, as runtime/core/agent/head_talk.cc has it
+constexpr int kOwnWordEvery = 20;  // beats, as runtime/core/agent/head_talk.cc has it
 constexpr absl::Duration kSweepEvery = absl::Milliseconds(200);
 constexpr size_t kBlobBytes = 200;  // of a rank in the entry barrier: two addresses and a key
 

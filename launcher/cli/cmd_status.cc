@@ -59,7 +59,7 @@ absl::StatusOr<std::string> AskHead(const Args& args, const std::string& word,
   GT_ASSIGN_OR_RETURN(const std::optional<size_t> limit, LimitOf(args));
   constexpr size_t kMost = core::ClientStatus::kOverMax;
   const size_t over = args.Has("all") ? kMost : limit.value_or(0) > kOverListed ? std::min(kMost, *limit) : 0;
-  return Ask(*cluster, core::ClientStatus{JobId(id), static_cast<int>(over)});
+  return Ask(*cluster, core::ClientStatus{JobId(id), static_cast<int>(over), args.Has("verbose")});
 }
 
 std::string ListOf(const std::string& job) { return absl::StrCat("{\"head\":false,\"jobs\":[", job, "]}"); }
@@ -167,6 +167,22 @@ std::string Times(const JobDoc& job, absl::Time now) {
   return absl::StrJoin(parts, ", ");
 }
 
+std::string Bindings(const JobDoc& job, absl::string_view indent) {
+  std::string out;
+  for (const std::string& line : BindingLines(job)) absl::StrAppend(&out, indent, SafeText(line), "\n");
+  return out;
+}
+
+// Of the jobs that run, below the table of all.
+std::string BindingsOfAll(const StatusDoc& doc) {
+  std::string out;
+  for (const JobDoc& job : doc.jobs) {
+    if (!job.Final() && !job.ranks.empty())
+      absl::StrAppend(&out, SafeText(job.id), "\n", Bindings(job, "   "));
+  }
+  return out;
+}
+
 std::string Details(const JobDoc& job, absl::Time now) {
   std::string out;
   for (const std::string& line : StatusBlock(job, "", 10'000)) absl::StrAppend(&out, line, "\n");
@@ -187,10 +203,12 @@ struct View {
 absl::StatusOr<View> Show(const Args& args, const Answer& answer, absl::Time now) {
   GT_ASSIGN_OR_RETURN(const std::optional<size_t> limit, LimitOf(args));
   GT_ASSIGN_OR_RETURN(const StatusDoc doc, ParseStatusDoc(answer.json));
-  if (args.words.empty()) return View{Table(doc, limit, args.Has("all"), now)};
+  const bool verbose = args.Has("verbose");
+  if (args.words.empty())
+    return View{absl::StrCat(Table(doc, limit, args.Has("all"), now), verbose ? BindingsOfAll(doc) : "")};
   View view;
   for (const JobDoc& job : doc.jobs) {
-    absl::StrAppend(&view.text, Details(job, now));
+    absl::StrAppend(&view.text, Details(job, now), verbose ? Bindings(job, "   ") : "");
     view.over = job.Final();
   }
   return view;
@@ -299,6 +317,7 @@ Verb StatusVerb() {
                 {"all", '\0', "", "jobs that are over, too, however many"},
                 {"limit", '\0', "N", "only the newest N jobs"},
                 {"rankfile-out", '\0', "FILE", "write where the ranks of JOB are, for launch --rankfile"},
+                {"verbose", 'v', "", "of each rank the CPUs, NUMA nodes, GPUs and NICs that it is bound to"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's document as it is"}};
   verb.completes = Completes::kJobs;

@@ -39,6 +39,19 @@ TEST(Median, OfTwoIsBetweenThem) {
   EXPECT_EQ(MedianOf({9, 1, 4, 2}), 3);
 }
 
+TEST(StatusDoc, WhatRanksAreBoundTo) {
+  const auto doc = ParseStatusDoc(R"({"jobs":[{"id":"a-1","ranks":[
+      {"rank":0,"hostname":"dgx0","cpus":[0,1,2,112],"numa":[0],"gpus":[3],"nics":["mlx5_0:1","mlx5_1:1"]},
+      {"rank":1,"hostname":"dgx0","cpus":[],"numa":[],"gpus":[],"nics":[]},
+      {"rank":2,"hostname":"dgx1","cpus":"x","numa":7,"nics":[1]},
+      {"rank":3,"hostname":"dgx1"}]}]})");
+  ASSERT_TRUE(doc.ok()) << doc.status();
+  EXPECT_THAT(BindingLines(doc->jobs.at(0)),
+              ElementsAre("rank 0 on dgx0: CPUs 0-2,112, NUMA 0, GPU 3, NIC mlx5_0:1,mlx5_1:1",
+                          "rank 1 on dgx0: any CPU", "rank 2 on dgx1: any CPU",
+                          "rank 3 on dgx1: the head does not say what it is bound to"));
+}
+
 TEST(Terminal, ADumbOneIsNotRedrawn) {
   const UniqueFd terminal(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(terminal.valid());

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "base/json_depth.h"
 #include "base/json_text.h"
+#include "base/units.h"
 
 namespace gtrain::cli {
 namespace {
@@ -53,6 +54,26 @@ std::vector<std::string> LabelsOf(const json& job) {
   for (const auto& [key, value] : found->items())
     if (value.is_string()) labels.push_back(absl::StrCat(key, "=", value.get<std::string>()));
   return labels;
+}
+
+std::vector<int> NumbersOf(const json& object, const char* key) {
+  std::vector<int> numbers;
+  const auto list = object.find(key);
+  if (list == object.end() || !list->is_array()) return numbers;
+  for (const json& number : *list) {
+    if (number.is_number_integer()) numbers.push_back(number.get<int>());
+  }
+  return numbers;
+}
+
+std::optional<RankBindings> BindingsOf(const json& rank) {
+  const auto nics = rank.find("nics");
+  if (nics == rank.end() || !nics->is_array()) return std::nullopt;
+  RankBindings bindings{NumbersOf(rank, "cpus"), NumbersOf(rank, "numa"), NumbersOf(rank, "gpus"), {}};
+  for (const json& nic : *nics) {
+    if (nic.is_string()) bindings.nics.push_back(nic.get<std::string>());
+  }
+  return bindings;
 }
 
 absl::StatusOr<json> ParseObject(absl::string_view text) {
@@ -135,19 +156,10 @@ JobDoc ReadJob(const json& j) {
   if (job.last_fault == job.first_fault) job.last_fault.reset();
   job.size_fault = ReadFault(j, "size_fault");
   for (const json& r : List(j, "ranks")) {
-    job.ranks.push_back({Number<int>(r, "rank").value_or(0),
-                         TextOf(r, "hostname"),
-                         TextOf(r, "state"),
-                         Number<int64_t>(r, "pid").value_or(0),
-                         Number<int64_t>(r, "step"),
-                         Number<int>(r, "local_rank").value_or(0),
-                         TextOf(r, "node"),
-                         {}});
-    const auto gpus = r.find("gpus");
-    if (gpus == r.end() || !gpus->is_array()) continue;
-    for (const json& gpu : *gpus) {
-      if (gpu.is_number_integer()) job.ranks.back().gpus.push_back(gpu.get<int>());
-    }
+    job.ranks.push_back({Number<int>(r, "rank").value_or(0), TextOf(r, "hostname"), TextOf(r, "state"),
+                         Number<int64_t>(r, "pid").value_or(0), Number<int64_t>(r, "step"),
+                         Number<int>(r, "local_rank").value_or(0), TextOf(r, "node"), NumbersOf(r, "gpus"),
+                         BindingsOf(r)});
   }
   return job;
 }
@@ -277,6 +289,25 @@ std::string PrintProgress(const JobDoc& job) {
   if (job.restarts > 0)
     parts.push_back(absl::StrCat(job.restarts, job.restarts == 1 ? " restart" : " restarts"));
   return absl::StrJoin(parts, ", ");
+}
+
+std::vector<std::string> BindingLines(const JobDoc& job) {
+  std::vector<std::string> lines;
+  for (const RankDoc& rank : job.ranks) {
+    std::vector<std::string> parts;
+    if (rank.bindings) {
+      const RankBindings& bound = *rank.bindings;
+      parts.push_back(bound.cpus.empty() ? "any CPU" : absl::StrCat("CPUs ", PrintRanks(bound.cpus)));
+      if (!bound.numa.empty()) parts.push_back(absl::StrCat("NUMA ", PrintRanks(bound.numa)));
+      if (!bound.gpus.empty()) parts.push_back(absl::StrCat("GPU ", PrintRanks(bound.gpus)));
+      if (!bound.nics.empty()) parts.push_back(absl::StrCat("NIC ", absl::StrJoin(bound.nics, ",")));
+    } else {
+      parts.emplace_back("the head does not say what it is bound to");
+    }
+    lines.push_back(
+        absl::StrCat("rank ", rank.rank, " on ", rank.hostname, ": ", absl::StrJoin(parts, ", ")));
+  }
+  return lines;
 }
 
 std::vector<std::string> FaultLines(const JobDoc& job) {

@@ -12,6 +12,14 @@
 
 namespace gtrain::cli {
 
+// What a rank is bound to.
+struct RankBindings {
+  std::vector<int> cpus;  // hardware threads, by the operating system; none: any
+  std::vector<int> numa;  // the NUMA nodes of these
+  std::vector<int> gpus;  // by the node's inventory
+  std::vector<std::string> nics;
+};
+
 struct RankDoc {
   int rank = 0;
   std::string hostname;
@@ -21,6 +29,7 @@ struct RankDoc {
   int local_rank = 0;
   std::string node;  // its id
   std::vector<int> gpus;
+  std::optional<RankBindings> bindings = {};  // none: it was not asked for, or the head is older
 };
 
 struct FaultDoc {
@@ -73,6 +82,9 @@ struct JobDoc {
 // For people: each fault, the last lines of what its rank wrote (ten that are not empty), and of all but the
 // first where the rest is. Not cleaned for a terminal.
 std::vector<std::string> FaultLines(const JobDoc& job);
+
+// For people: what each rank is bound to, a line a rank. Not cleaned for a terminal.
+std::vector<std::string> BindingLines(const JobDoc& job);
 
 struct StatusDoc {
   std::string cluster;  // its id

@@ -44,6 +44,7 @@
 #include "runtime/core/agent/agent_core.h"
 #include "runtime/core/agent/keeper_order.h"
 #include "runtime/detect/inventory.h"
+#include "runtime/detect/network.h"
 #include "runtime/keeper/cgroup.h"
 #include "runtime/keeper/posix.h"
 #include "runtime/keeper/stacks.h"
@@ -723,6 +724,7 @@ void Agent::Prepare(core::StartGeneration start) {
         }
         facts.run_dir = MakeRunDir(grant, cluster, self, fresh);
         const bool first_is_here = !grant.ranks.empty() && grant.ranks[0].node == self;
+        facts.network = detect::DetectNetwork();
         facts.port_is_free = !first_is_here || grant.master_port <= 0 || PortIsFree(grant.master_port);
         return [this, number, start = std::move(start), facts = std::move(facts)]() mutable {
           if (!order_.GrantHolds(number)) return;

@@ -10,6 +10,7 @@
 #include <future>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -17,8 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/available_memory.h"
-#include "base/file.h"
 #include "base/logging.h"
+#include "runtime/detect/network.h"
 
 namespace gtrain::detect {
 
@@ -113,11 +114,12 @@ core::Inventory DetectInventory(const DetectOptions& options) {
         static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   }
   inventory.memory_bytes = std::min(inventory.memory_bytes, MemoryLimit());  // a container's
+  inventory.network = DetectNetwork();
   if (options.fake_gpus == 0) inventory.gpus = DetectGpus();
   for (int i = 0; i < options.fake_gpus; ++i) {
     const bool instance = absl::StrContains(options.fake_model, "MIG ");
     inventory.gpus.push_back({absl::StrCat(instance ? "MIG-fake-" : "GPU-fake-", i), options.fake_model,
-                              uint64_t{16} << 30, i % inventory.numa_nodes});
+                              uint64_t{16} << 30, i % inventory.numa_nodes, ""});
   }
   return inventory;
 }

@@ -7,21 +7,18 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "base/file.h"
+#include "topology/detect/sysfs.h"
 
 namespace gtrain::detect {
 namespace {
 
-int NumaOf(const Nvml::Pci& pci) {
+void AddPlaceOf(const Nvml::Pci& pci, core::GpuInfo& gpu) {
   // sysfs writes a domain of four digits where NVML writes eight.
   std::string id = absl::AsciiStrToLower(pci.id);
   if (id.size() > 12) id = id.substr(id.size() - 12);
-  const auto text = ReadFile(absl::StrCat("/sys/bus/pci/devices/", id, "/numa_node"), 64);
-  int node = -1;
-  if (!text.ok() || !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &node)) return -1;
-  return node;
+  topology::PciDevice found = topology::PciDeviceAt(id);
+  gpu.numa = found.numa;
+  gpu.pci_path = std::move(found.path);
 }
 
 // False: nothing can be started on what has no UUID.
@@ -42,15 +39,16 @@ bool HasInstances(const Nvml& nvml, void* device) {
 }
 
 // The driver names an instance "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
-void AddInstances(const Nvml& nvml, void* device, int numa, int index, std::vector<Device>& devices) {
+void AddInstances(const Nvml& nvml, void* device, const Device& gpu, std::vector<Device>& devices) {
   unsigned count = 0;
   if (nvml.mig_count_max(device, &count) != 0) return;
   for (unsigned i = 0; i < count; ++i) {
     void* instance = nullptr;
     Device one;
     if (nvml.mig_by_index(device, i, &instance) != 0 || !Describe(nvml, instance, one.info)) continue;
-    one.info.numa = numa;
-    one.index = index;
+    one.info.numa = gpu.info.numa;
+    one.info.pci_path = gpu.info.pci_path;
+    one.index = gpu.index;
     devices.push_back(std::move(one));
   }
 }
@@ -83,9 +81,9 @@ std::vector<Device> AskDriver(const Nvml& nvml) {
     Device one;
     one.index = static_cast<int>(i);
     if (nvml.by_index(i, &device) != 0 || !Describe(nvml, device, one.info)) continue;
-    if (nvml.pci(device, &pci) == 0) one.info.numa = NumaOf(pci);
+    if (nvml.pci(device, &pci) == 0) AddPlaceOf(pci, one.info);
     if (HasInstances(nvml, device)) {
-      AddInstances(nvml, device, one.info.numa, one.index, devices);
+      AddInstances(nvml, device, one, devices);
     } else {
       devices.push_back(std::move(one));
     }

@@ -422,7 +422,7 @@ void HeadService::OnRelayed(const port::Received& received, const core::RelayedU
   const NodeId relay(received.peer.key_id);
   for (core::PeerGone& gone : arrived.gone) Step(gone);
   for (port::Received& message : arrived.messages) OnReceived(std::move(message), relay);
-  if (!arrived.heard.children.empty()) Step(arrived.heard);
+  if (!arrived.heard.children.empty()) Step(std::move(arrived.heard));
 }
 
 void HeadService::OnReceived(port::Received received, const NodeId& via) {
@@ -539,8 +539,8 @@ void HeadService::OnKeysDone(const Completions::Item& item) {
   if (reply != nullptr) (void)Send(key_requests_.Finish(item.request, *reply), item.reply);
 }
 
-void HeadService::Step(const core::HeadEvent& event) {
-  later_.push_back(event);
+void HeadService::Step(core::HeadEvent event) {
+  later_.push_back(std::move(event));
   DrainLater();
 }
 

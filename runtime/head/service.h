@@ -115,7 +115,7 @@ class HeadService {
   absl::Status OnDurable(const Completions::Item& item);
   void OnKeysDone(const Completions::Item& item);
   void OnSpace(const port::StoreSpace& space);
-  void Step(const core::HeadEvent& event);
+  void Step(core::HeadEvent event);
   void DrainLater();
   void Do(const std::vector<core::Effect>& effects);
   void StartCommit();

@@ -320,7 +320,18 @@ TEST_F(KeeperKeptTest, AProcessMovesToTheHardwareThreadsOfItsPlace) {
     cpu_set_t now;
     ASSERT_EQ(sched_getaffinity(pid, sizeof(now), &now), 0);
     EXPECT_EQ(CPU_COUNT(&now), bound ? 1 : CPU_COUNT(&all));
+    EXPECT_TRUE(WaitStarted(0, generation + 1)->other_cpus.empty());
   }
+  EndKeeping(3);
+  Release(*stays, 3);
+  ASSERT_NE(WaitGone(3), nullptr);
+  client_->Send(keeper::BeginGeneration{4, 1, 1 << 20, "note"});
+  keeper::StartRank elsewhere = Rank(0, {"true"}, 4);
+  elsewhere.born = 1;
+  elsewhere.cpus = {CPU_SETSIZE - 1};  // is not there
+  client_->Send(elsewhere);
+  ASSERT_NE(WaitStarted(0, 4), nullptr);
+  EXPECT_EQ(WaitStarted(0, 4)->other_cpus.size(), static_cast<size_t>(CPU_COUNT(&all))) << "read back";
 }
 
 TEST_F(KeeperKeptTest, WhoHasNoPlaceInTheNextGenerationIsEnded) {

@@ -12,6 +12,7 @@
 
 #include "runtime/keeper/posix.h"
 #include "runtime/keeper/rank_protocol.h"
+#include "runtime/keeper/ranks.h"
 
 namespace gtrain::keeper {
 
@@ -49,21 +50,26 @@ bool IsStopped(pid_t pid) {
 }
 
 // Its threads run where its new place is; where that is bound to nothing, where the keeper itself may.
-void BindThreads(pid_t pid, const std::vector<int32_t>& cpus) {
+// Returns where the kernel lets it run, if it is bound and that is elsewhere.
+std::vector<int32_t> BindThreads(pid_t pid, const std::vector<int32_t>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int32_t cpu : cpus) {
     if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
   }
-  if (cpus.empty() && sched_getaffinity(0, sizeof(set), &set) != 0) return;
+  if (cpus.empty() && sched_getaffinity(0, sizeof(set), &set) != 0) return {};
   const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
   DIR* const folder = opendir(tasks.c_str());
-  if (folder == nullptr) return;
+  if (folder == nullptr) return {};
   while (const dirent* entry = readdir(folder)) {
     const int thread = atoi(entry->d_name);
     if (thread > 0) sched_setaffinity(thread, sizeof(set), &set);
   }
   closedir(folder);
+  cpu_set_t got;
+  const bool as_bound =
+      cpus.empty() || (sched_getaffinity(pid, sizeof(got), &got) == 0 && CPU_EQUAL(&set, &got));
+  return as_bound ? std::vector<int32_t>() : CpusOf(pid);
 }
 
 }  // namespace
@@ -106,12 +112,14 @@ bool KeptRanks::GoOn(GenerationRecord& record, StartRank& start) {
   if (joins) connection->Send(kKeeperMember, Environment(start));
   const std::vector<int32_t> cpus = rank->spec.cpus;
   TakeOver(rank->spec, start);
-  if (rank->spec.cpus != cpus) BindThreads(rank->pid, rank->spec.cpus);
+  std::vector<int32_t> other_cpus;
+  if (rank->spec.cpus != cpus) other_cpus = BindThreads(rank->pid, rank->spec.cpus);
   if (joins) rank->released = false;
   outputs_.GoOn(*rank);
   record.others_reports = record.others_reports || !rank->spec.report_path.empty();
   ranks_.Take(*rank);
-  context_.agent.Tell(Started{rank->spec.generation, rank->spec.rank, rank->pid, rank->start_time});
+  context_.agent.Tell(
+      Started{rank->spec.generation, rank->spec.rank, rank->pid, rank->start_time, std::move(other_cpus)});
   if (!joins && rank->released) context_.agent.Tell(Ready{rank->spec.generation, rank->spec.rank});
   record.ranks[rank->spec.rank] = std::move(rank);
   return true;

@@ -55,7 +55,8 @@ Exited DescribeExit(const GenerationRecord& record, const RankProcess& rank, con
   return exit;
 }
 
-// Those that the kernel lets it run on.
+}  // namespace
+
 std::vector<int32_t> CpusOf(pid_t pid) {
   cpu_set_t set;
   std::vector<int32_t> cpus;
@@ -65,8 +66,6 @@ std::vector<int32_t> CpusOf(pid_t pid) {
   }
   return cpus;
 }
-
-}  // namespace
 
 Exited DescribeDeath(const RankProcess& rank, const siginfo_t& info) {
   Exited exit;

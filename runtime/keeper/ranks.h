@@ -25,6 +25,9 @@ namespace gtrain::keeper {
 // What became of a process, as the exit of the rank that it was last.
 Exited DescribeDeath(const RankProcess& rank, const siginfo_t& info);
 
+// The hardware threads that the kernel lets the process run on.
+std::vector<int32_t> CpusOf(pid_t pid);
+
 class Ranks final : public ChildOwner {
  public:
   Ranks(Context& context, Children& children, Outputs& outputs, RankSocket& socket)

@@ -87,9 +87,22 @@ struct Message {
 
 struct Pair { key @0 :Text; value @1 :Data; }
 
-struct GpuInfo { uuid @0 :Text; model @1 :Text; memoryBytes @2 :UInt64; numa @3 :Int32; }
+struct GpuInfo { uuid @0 :Text; model @1 :Text; memoryBytes @2 :UInt64; numa @3 :Int32; pciPath @4 :Text; }
 
 struct CpuInfo { id @0 :Int32; numa @1 :Int32; }
+
+enum NicKind { infiniband @0; roce @1; efa @2; }
+struct NicInfo {
+  name @0 :Text;
+  kind @1 :NicKind;
+  unusable @2 :Text;
+  interfaces @3 :List(Data);
+  mbitS @4 :UInt64;
+  numa @5 :Int32;
+  pciPath @6 :Text;
+}
+struct InterfaceInfo { name @0 :Text; addresses @1 :List(Data); }
+struct Network { nics @0 :List(NicInfo); interfaces @1 :List(InterfaceInfo); }
 
 struct Inventory {
   cpus @0 :Int32;
@@ -98,6 +111,7 @@ struct Inventory {
   memoryBytes @3 :UInt64;
   gpus @4 :List(GpuInfo);
   cpuInfos @5 :List(CpuInfo);
+  network @6 :Network;
 }
 
 enum ExitCause { exited @0; signal @1; oom @2; stopped @3; startFailed @4; addressInUse @5; lost @6; }
@@ -148,6 +162,7 @@ struct RankStatus {
   hasStalledSeconds @20 :Bool;
   stalledSeconds @21 :Float64;
   pause @22 :RankPause;
+  nics @23 :Text;
 }
 
 struct HeldGeneration {
@@ -485,7 +500,7 @@ struct ClientStack { job @0 :Text; rank @1 :Int32; }
 struct ClientActors { job @0 :Text; rank @1 :Int32; question @2 :Data; }
 struct ClientScale { job @0 :Text; size @1 :Int32; now @2 :Bool; }
 struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
-struct ClientStatus { job @0 :Text; over @1 :Int32; }
+struct ClientStatus { job @0 :Text; over @1 :Int32; places @2 :Bool; }
 struct ClientWhy { job @0 :Text; }
 struct ClientNodes {}
 struct ClientTopology {}

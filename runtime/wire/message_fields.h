@@ -13,6 +13,8 @@ inline constexpr size_t kNameBytesMax = 512;  // host names, addresses, versions
 inline constexpr size_t kSentenceBytesMax = 16 << 10;
 inline constexpr size_t kTailBytesMax = 64 << 10;
 inline constexpr size_t kCpusMax = 8192;        // hardware threads of a machine; Linux on x86 has no more
+inline constexpr size_t kNicsMax = 1024;        // ports, interfaces, addresses of one; as of GPUs
+inline constexpr size_t kNicsBytesMax = 4096;   // their names in a text
 inline constexpr size_t kRelayPartsMax = 4096;  // of one frame through a relay
 inline constexpr size_t kSpecBytesMax = 1 << 20;
 inline constexpr size_t kBulkBytesMax = 16 << 20;
@@ -25,6 +27,24 @@ GT_FIELDS(core::GpuInfo) {
   GT_TEXT(model, Model, kNameBytesMax);
   GT_PLAIN(memory_bytes, MemoryBytes);
   GT_NUMBER(numa, Numa, -1, kIndexMax);
+  GT_TEXT(pci_path, PciPath, kNameBytesMax);
+}
+GT_FIELDS(core::NicInfo) {
+  GT_TEXT(name, Name, kNameBytesMax);
+  GT_ENUM(kind, Kind, core::NicKind::kEfa);
+  GT_TEXT(unusable, Unusable, kNameBytesMax);
+  GT_BYTES_LIST(interfaces, Interfaces, kNicsMax, kNameBytesMax);
+  GT_PLAIN(mbit_s, MbitS);
+  GT_NUMBER(numa, Numa, -1, kIndexMax);
+  GT_TEXT(pci_path, PciPath, kNameBytesMax);
+}
+GT_FIELDS(core::InterfaceInfo) {
+  GT_TEXT(name, Name, kNameBytesMax);
+  GT_BYTES_LIST(addresses, Addresses, kNicsMax, kNameBytesMax);
+}
+GT_FIELDS(core::Network) {
+  GT_LIST(nics, Nics, kNicsMax);
+  GT_LIST(interfaces, Interfaces, kNicsMax);
 }
 GT_FIELDS(core::CpuInfo) {
   GT_NUMBER(id, Id, 0, kIndexMax);
@@ -37,6 +57,7 @@ GT_FIELDS(core::Inventory) {
   GT_PLAIN(memory_bytes, MemoryBytes);
   GT_LIST(gpus, Gpus, 1024);
   GT_LIST(cpu_infos, CpuInfos, kCpusMax);
+  GT_STRUCT(network, Network);
 }
 GT_FIELDS(core::RankExit) {
   GT_ID(job, Job);
@@ -71,6 +92,7 @@ GT_FIELDS(core::RankStatus) {
   GT_PLAIN(stays, Stays);
   GT_OPTIONAL(stalled_seconds, StalledSeconds);
   GT_ENUM(pause, Pause, core::RankPause::kPaused);
+  GT_TEXT(nics, Nics, kNicsBytesMax);
 }
 GT_FIELDS(core::HeldGeneration) {
   GT_ID(job, Job);
@@ -467,6 +489,7 @@ GT_FIELDS(core::ClientStop) {
 GT_FIELDS(core::ClientStatus) {
   GT_ID_OR_EMPTY(job, Job);
   GT_NUMBER(over, Over, 0, core::ClientStatus::kOverMax);
+  GT_PLAIN(places, Places);
 }
 GT_FIELDS(core::ClientWhy) { GT_ID(job, Job); }
 GT_FIELDS(core::ClientNodes) {}

@@ -27,6 +27,7 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientStatus{},
           core::ClientStatus{kJob},
           core::ClientStatus{JobId(), 1'000},
+          core::ClientStatus{JobId(), 0, true},
           core::ClientWhy{kJob},
           core::ClientNodes{},
           core::ClientTopology{},
@@ -68,7 +69,8 @@ core::RankStatus SampleStatus() {
           .idle = absl::Minutes(3),
           .blocked_in = "futex_wait_queue",
           .diverged = true,
-          .stalled_seconds = 0.25};
+          .stalled_seconds = 0.25,
+          .nics = "mlx5_0:1,mlx5_1:1"};
 }
 
 core::RankExit SampleExit(core::ExitCause cause) {
@@ -124,6 +126,12 @@ core::NodeNotice SampleNotice() {
 
 namespace {
 
+core::Network SampleNetwork() {
+  return {{{"mlx5_0:1", core::NicKind::kRoce, "", {"eth2"}, 400'000, 1, "pci0000:15/0000:15:02.0"},
+           {"efa_0:1", core::NicKind::kEfa, "its port is DOWN", {}, 0, -1, ""}},
+          {{"eth0", {"10.0.0.1", "fd00::1"}}}};
+}
+
 core::AgentHello SampleHello() {
   return {.cluster = ClusterId("00112233445566778899aabbccddeeff"),
           .incarnation = Incarnation("boot-1:77"),
@@ -132,7 +140,13 @@ core::AgentHello SampleHello() {
           .address = "fe80::1",
           .version = "0.1.0",
           .protocol = 1,
-          .inventory = {4, 2, 1, 1ull << 40, {{"GPU-1", "H200", 1ull << 37, -1}}, {{8, 0}, {9, -1}}},
+          .inventory = {4,
+                        2,
+                        1,
+                        1ull << 40,
+                        {{"GPU-1", "H200", 1ull << 37, -1, "pci0000:15/0000:15:01.0"}},
+                        {{8, 0}, {9, -1}},
+                        SampleNetwork()},
           .labels = {{"pool", "spot"}},
           .free_ports = {29500, 29501},
           .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}},

@@ -149,6 +149,49 @@ class BindingTest(cluster.ClusterTest):
         self.client('launch', job, timeout=60)
         self.assertEqual(self.read(path).strip(), '{1}')
 
+    @unittest.skipIf(os.cpu_count() < 2, 'it needs two CPUs')
+    def test_status_shows_what_ranks_are_bound_to(self):
+        until = os.path.join(self.dir, 'go')
+        self.submit(self.job_file('bound', f'name: bound\nrun: {cluster.SDK_STEPPER} {self.out} 20 {until}\n'
+                                           'ranks: 1\nresources: {cpus: 1}\n'))
+        self.wait_for_state('bound', 'RUNNING')
+        for words in (['bound'], []):
+            shown = self.client('status', '--context', 'lab', '--verbose', *words).stdout
+            self.assertRegex(shown, r'rank 0 on node0: CPUs 1(, NUMA 0)?\n')
+            self.assertNotIn('CPUs', self.client('status', '--context', 'lab', *words).stdout)
+            document = json.loads(self.client('status', '--context', 'lab', '--verbose', '--json', *words).stdout)
+            rank = document['jobs'][0]['ranks'][0]
+            self.assertEqual((rank['cpus'], rank['gpus'], rank['nics']), ([1], [], []))
+        self.client('stop', 'bound', '--now')
+        self.wait_for_state('bound', 'CANCELLED')
+
+
+@unittest.skipIf(REASON, REASON)
+class InterfaceTest(nets.OnNets, cluster.ClusterTest):
+    """A machine with two interfaces, of which one carries the data-plane address."""
+    agent_count = 1
+
+    def setUp(self):
+        self.nets = nets.Nets(self.agent_count + 1)
+        self.addCleanup(self.nets.remove)
+        self.nets.second_interface(1, '10.99.0.1')
+        super().setUp()
+
+    def test_network_libraries_are_told_the_interface_of_the_data_plane(self):
+        path = os.path.join(self.out, 'env')
+        names = ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME', 'TP_SOCKET_IFNAME')
+        job = self.job_file('told', 'name: told\nranks: 1\nenv: {TP_SOCKET_IFNAME: eth1}\nscript: |\n'
+                                    f'  env | grep SOCKET_IFNAME > {path}\n  sleep 600\n')
+        self.submit(job)
+        harness.wait_until('the rank to write', lambda: os.path.exists(path) and len(self.read(path).split()) == len(names))
+        self.assertEqual(dict(line.split('=', 1) for line in self.read(path).split()),
+                         {'NCCL_SOCKET_IFNAME': '=eth0', 'GLOO_SOCKET_IFNAME': 'eth0', 'TP_SOCKET_IFNAME': 'eth1'})
+        self.assertIn('any CPU, NIC eth0\n', self.client('status', '--context', 'lab', '--verbose', 'told').stdout)
+        interfaces = {one['name']: one['addresses'] for one in self.nodes()[0]['interfaces']}
+        self.assertEqual(interfaces, {'eth0': [self.address(1)], 'eth1': ['10.99.0.1']})
+        self.client('stop', 'told', '--now')
+        self.wait_for_state('told', 'CANCELLED')
+
 
 class NamedHostsTest(cluster.ClusterTest):
     """Launches that say which rank goes where, and ranks that have a part of a GPU."""

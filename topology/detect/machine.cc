@@ -7,14 +7,12 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "base/file.h"
 #include "base/status_macros.h"
+#include "topology/detect/sysfs.h"
 
 namespace gtrain::topology {
 namespace {
@@ -107,17 +105,10 @@ absl::StatusOr<Shape> ShapeOf(const Hwloc& hwloc, absl::string_view name) {
   return shape;
 }
 
-// "400 Gb/sec (4X NDR)" of InfiniBand, megabits of Ethernet; 0: the port is down, or does not say.
-double PortGbS(const std::string& name) {
-  double number = 0;
-  if (const auto rate = ReadFile(absl::StrCat("/sys/class/infiniband/", name, "/ports/1/rate"), 256);
-      rate.ok()) {
-    const std::string word(rate->substr(0, rate->find(' ')));
-    return absl::SimpleAtod(word, &number) && number > 0 ? number / 8 : 0;
-  }
-  const auto speed = ReadFile(absl::StrCat("/sys/class/net/", name, "/speed"), 256);
-  if (!speed.ok() || !absl::SimpleAtod(absl::StripAsciiWhitespace(*speed), &number)) return 0;
-  return number > 0 ? number / 8000 : 0;
+// hwloc names a device, not its ports: the first one speaks for it.
+double PortGbS(const std::string& name, const std::vector<RdmaPort>& ports) {
+  const auto port = std::ranges::find(ports, name, &RdmaPort::device);
+  return port == ports.end() ? InterfaceGbS(name) : port->gb_s;
 }
 
 }  // namespace
@@ -125,7 +116,8 @@ double PortGbS(const std::string& name) {
 absl::StatusOr<Shape> ShapeOfThisMachine() {
   GT_ASSIGN_OR_RETURN(const Hwloc hwloc, Load(nullptr));
   GT_ASSIGN_OR_RETURN(Shape shape, ShapeOf(hwloc, "this"));
-  for (Nic& nic : shape.nics) nic.gb_s = PortGbS(nic.name);
+  const std::vector<RdmaPort> ports = RdmaPorts();
+  for (Nic& nic : shape.nics) nic.gb_s = PortGbS(nic.name, ports);
   return shape;
 }
 

@@ -88,6 +88,8 @@ struct StartFacts {
   std::map<std::string, absl::StatusOr<std::string>> secrets;  // by file: those that the job names
   absl::Status run_dir;      // its directories for the generation are there, or why ranks cannot be started
   bool port_is_free = true;  // the grant's master_port, where rank 0 is here
+  // As it is now: a port may have gone down since the agent started. None: it is as in the inventory.
+  std::optional<Network> network = {};
 };
 struct FromHead {
   Message message;

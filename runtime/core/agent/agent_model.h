@@ -71,6 +71,7 @@ struct AgentGeneration {
   std::vector<AgentRecord> records;            // kSamplesNote, in the order in which they were said
   spec::JobSpec spec;
   ProgressPatterns patterns;
+  std::map<int, std::string> nics;                      // RankStatus::nics of each local one
   std::map<int, AgentRank> ranks;                       // local ones, and behind them those that wait
   std::map<uint64_t, AgentExchange> exchanges;          // open
   std::map<uint64_t, std::vector<std::string>> tables;  // newest few, for repeats
@@ -107,6 +108,7 @@ struct AgentJob {
   std::optional<PreparedStart> next;        // that waits
   std::vector<ProcessId> kept;              // wait here for another generation
   std::vector<ProcessId> coming;            // likewise, and have not come up yet
+  std::map<ProcessId, std::string> nics;    // RankStatus::nics of those that were started last or went on
   std::optional<GenerationGone> owes_gone;  // of a generation that never ran here, until older ones are gone
   std::map<Generation, AgentGeneration> generations;
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/json_depth.h"
 #include "base/probe.h"
@@ -257,6 +258,12 @@ void Generations::ReadNote(const std::string& text, AgentGeneration& generation)
   auto spec = config_.parse_spec(note.value("spec", ""));
   if (spec.ok()) generation.spec = *std::move(spec);
   generation.patterns = ProgressPatterns(generation.spec.progress);
+  const nlohmann::json of_ranks = note.value("nics", nlohmann::json::object());
+  for (const auto& [rank, nics] : of_ranks.items()) {
+    int number = 0;
+    if (absl::SimpleAtoi(rank, &number) && nics.is_string())
+      generation.nics[number] = nics.get<std::string>();
+  }
   std::string packed;
   if (!config_.unpack_grant || !absl::Base64Unescape(note.value("grant", ""), &packed)) return;
   auto grant = config_.unpack_grant(packed);
@@ -282,12 +289,23 @@ AgentGeneration& Generations::Adopt(const JobId& job, AgentJob& record, const ke
   for (const keeper::RankHeld& rank : held.ranks) {
     AgentRank& info = generation.ranks[rank.rank];
     if (!info.exit) AdoptRank(job, held, rank, info);
+    if (!known) AdoptNics(record, generation, rank.rank);
     // Of one that waits it is not known whether it could go on: its keeper says so next.
     if (!generation.IsMember(rank.rank) && info.status.state == RankState::kJoined)
       info.status.state = RankState::kRunning;
   }
   if (!known && !generation.ended) LoseUnstarted(job, generation);
   return generation;
+}
+
+void Generations::AdoptNics(AgentJob& record, AgentGeneration& generation, int rank) {
+  const auto nics = generation.nics.find(rank);
+  if (nics == generation.nics.end()) return;
+  generation.ranks[rank].status.nics = nics->second;
+  const GenerationGrant& grant = generation.grant;
+  const bool granted = static_cast<size_t>(rank) < grant.ranks.size() + grant.waiting.size();
+  const ProcessId born = granted ? PlaceOfRank(grant, rank).process : ProcessId{};
+  record.nics[born.generation.value > 0 ? born : ProcessId{generation.generation, rank}] = nics->second;
 }
 
 // The agent that began the generation ended before it had ordered all of its ranks, and nobody starts them

@@ -52,6 +52,7 @@ class Generations {
   AgentGeneration& Adopt(const JobId& job, AgentJob& record, const keeper::GenerationHeld& held);
   void ReadNote(const std::string& text, AgentGeneration& generation);
   void LoseUnstarted(const JobId& job, AgentGeneration& generation);
+  static void AdoptNics(AgentJob& record, AgentGeneration& generation, int rank);
   void AdoptRank(const JobId& job, const keeper::GenerationHeld& held, const keeper::RankHeld& rank,
                  AgentRank& info);
   bool LetsEmptyKeeperGo(const JobId& job, const keeper::State& state);

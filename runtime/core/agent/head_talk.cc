@@ -20,7 +20,7 @@ constexpr absl::Duration kRepeatEvery = absl::Seconds(5);
 constexpr size_t kHeartbeatsUnanswered = 1000;
 // Through a relay a heartbeat goes to the head itself when it has something to say, and after this many
 // intervals or a quarter of the lease: the head answers those alone, and they alone extend the lease.
-constexpr int kRelayedEvery = 10;
+constexpr int kRelayedEvery = 20;
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "runtime/core/agent/rank_network.h"
 #include "runtime/core/values/near_peers.h"
 
 namespace gtrain::core {
@@ -295,6 +296,8 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   AddElastic(spec, &env);  // before the default of OMP_NUM_THREADS
   AddTorchrun(grant, spec, rank, PlaceOf(grant, rank), &env);
   AddGpus(config, grant, spec, rank, &env);
+  AddNetwork(config.inventory, facts.network ? *facts.network : config.inventory.network, grant, rank,
+             config.own_env, &env);
   AddCheckpoint(config, grant, spec, &env);
   AddCompression(spec.comm, &env);
   AddDeterministic(spec.comm, &env);

@@ -13,16 +13,19 @@
 #include "runtime/core/agent/lease.h"
 #include "runtime/core/agent/near_copies.h"
 #include "runtime/core/agent/rank_environment.h"
+#include "runtime/core/agent/rank_network.h"
 
 namespace gtrain::core {
 namespace {
 
 // The note that a later agent needs to adopt the generation; the keeper keeps it.
-std::string NoteOf(const AgentConfig& config, const GenerationGrant& grant, const GrantSeal& seal) {
+std::string NoteOf(const AgentConfig& config, const AgentGeneration& generation, const GrantSeal& seal) {
+  const GenerationGrant& grant = generation.grant;
   nlohmann::json note = {{"run_dir", grant.run_dir},
                          {"world_size", grant.world_size},
                          {"timeline", grant.timeline.value},
                          {"spec", grant.spec_text}};
+  for (const auto& [rank, nics] : generation.nics) note["nics"][absl::StrCat(rank)] = nics;
   if (!seal.bytes.empty()) {
     note["grant"] = absl::Base64Escape(seal.bytes);
     note["mac"] = seal.mac;
@@ -197,6 +200,22 @@ absl::StatusOr<keeper::StartRank> Starter::StartOf(const AgentGeneration& genera
   return start;
 }
 
+// A process that goes on has the environment with which it was started.
+void Starter::RememberNics(AgentJob& record, AgentGeneration& generation,
+                           const std::vector<keeper::StartRank>& starts) {
+  std::map<ProcessId, std::string> all;
+  for (const keeper::StartRank& start : starts) {
+    const ProcessId born{Generation{start.born}, start.born_rank};
+    const bool goes_on = std::ranges::find(record.kept, born) != record.kept.end() ||
+                         std::ranges::find(record.coming, born) != record.coming.end();
+    std::string nics = goes_on ? record.nics[born] : NicsOf({start.env.begin(), start.env.end()});
+    generation.ranks[start.rank].status.nics = nics;
+    if (!nics.empty()) generation.nics[start.rank] = nics;
+    all[goes_on ? born : ProcessId{generation.generation, start.rank}] = std::move(nics);
+  }
+  record.nics = std::move(all);
+}
+
 void Starter::Start(const PreparedStart& prepared) {
   const StartGeneration& message = prepared.start;
   AgentJob& record = model_.RecordOf(message.grant.job);
@@ -216,11 +235,12 @@ void Starter::Start(const PreparedStart& prepared) {
       return FailStart(generation, {ExitCause::kStartFailed, std::string(start.status().message())});
     starts.push_back(*std::move(start));
   }
+  RememberNics(record, generation, starts);
   context_.Do(WriteFile{MembersPath(grant, config_.node), MembersJson(grant), grant.job});
-  context_.Command(
-      grant.job, keeper::BeginGeneration{grant.generation.value, static_cast<uint32_t>(starts.size()),
-                                         generation.spec.resources.shm, NoteOf(config_, grant, message.seal),
-                                         ProcessesMax(generation.spec)});
+  context_.Command(grant.job, keeper::BeginGeneration{
+                                  grant.generation.value, static_cast<uint32_t>(starts.size()),
+                                  generation.spec.resources.shm, NoteOf(config_, generation, message.seal),
+                                  ProcessesMax(generation.spec)});
   record.LoseWaiting();         // they go on in this generation, or are ended
   lease_.TellLease(grant.job);  // before its ranks: the lease of those that it held before may be over
   for (keeper::StartRank& start : starts) context_.Command(grant.job, std::move(start));

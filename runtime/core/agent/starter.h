@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/core/agent/agent_context.h"
@@ -35,6 +36,8 @@ class Starter {
   bool MayBegin(AgentJob& record, const PreparedStart& prepared);
   AgentGeneration& AddGeneration(AgentJob& record, const StartGeneration& message);
   std::optional<Failure> Prepare(AgentGeneration& generation, const StartFacts& facts);
+  static void RememberNics(AgentJob& record, AgentGeneration& generation,
+                           const std::vector<keeper::StartRank>& starts);
   absl::StatusOr<keeper::StartRank> StartOf(const AgentGeneration& generation, const StartFacts& facts,
                                             int number, const std::string& hash, bool compare);
   void FailStart(AgentGeneration& generation, const Failure& failure);

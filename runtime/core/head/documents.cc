@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/json_text.h"
 #include "job/plan/by_topology.h"
 #include "nlohmann/json.hpp"
@@ -118,6 +119,8 @@ struct RankNow {
   std::optional<int64_t> step;
   std::optional<double> busy;
   std::vector<int> gpus;
+  std::vector<int> cpus, numa;  // where the ranks' places were asked for, with `nics`
+  std::string nics;
   struct End {
     ExitCause cause;
     int exit_code, signal;
@@ -212,9 +215,28 @@ struct JobNow {
   std::vector<std::pair<NamedNode, std::string>> avoided;  // and why
   std::vector<std::pair<NamedNode, double>> slow;          // and the score
   std::vector<NamedNode> holders;
+  bool places = false;           // what ranks are bound to is told, too
   std::vector<NamedNode> nodes;  // of `ranks`; neighbours share one
   std::vector<RankNow> ranks;
 };
+
+// The hardware threads as the operating system counts them, and their NUMA nodes. A place has indices of what
+// its machine told; those of one that has gone say nothing any more.
+void AddPlace(const RankPlace& place, const std::map<NodeId, Node>& nodes, RankNow& rank) {
+  const auto node = nodes.find(place.node);
+  if (node == nodes.end()) return;
+  const std::vector<CpuInfo>& infos = node->second.record.inventory.cpu_infos;
+  for (const int cpu : place.cpus) {
+    const auto index = static_cast<size_t>(cpu);
+    if (infos.empty()) rank.cpus.push_back(cpu);
+    if (index >= infos.size()) continue;  // nor is it bound to that
+    rank.cpus.push_back(infos[index].id);
+    if (infos[index].numa >= 0) rank.numa.push_back(infos[index].numa);
+  }
+  std::ranges::sort(rank.cpus);
+  std::ranges::sort(rank.numa);
+  rank.numa.erase(std::unique(rank.numa.begin(), rank.numa.end()), rank.numa.end());
+}
 
 // Neighbours share one entry of `nodes`.
 RankNow& AddRank(const RankPlace& place, const std::map<NodeId, Node>& nodes, JobNow& now) {
@@ -225,6 +247,7 @@ RankNow& AddRank(const RankPlace& place, const std::map<NodeId, Node>& nodes, Jo
   rank.local_rank = place.local_rank;
   rank.node = now.nodes.size() - 1;
   rank.gpus = place.gpus;
+  if (now.places) AddPlace(place, nodes, rank);
   return rank;
 }
 
@@ -237,6 +260,7 @@ void AddWaiting(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now
     const bool ready = one.status.state == RankState::kJoined;
     rank.state = one.over ? "exited" : ready ? "waiting" : "starting";
     rank.pid = one.status.pid;
+    rank.nics = one.status.nics;
   }
 }
 
@@ -256,6 +280,7 @@ void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) 
       rank.pid = status.pid;
       rank.step = status.step;
       rank.busy = job.ranks[number].busy;
+      rank.nics = status.nics;
     }
     if (number < exits.size() && exits[number] != nullptr)
       rank.end = {exits[number]->cause, exits[number]->exit_code, exits[number]->signal};
@@ -302,9 +327,11 @@ void AddProgress(const Job& job, JobNow& now, Instant at) {
 }
 
 // `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
-JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, Instant at) {
+// `places`: with what its ranks are bound to, as of one job.
+JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, bool places, Instant at) {
   const JobRecord& record = job.record;
   JobNow now;
+  now.places = whole || places;
   now.id = record.id;
   now.name = record.name;
   now.labels = job.spec.labels;
@@ -359,6 +386,14 @@ json RankDocuments(const JobNow& job, bool with_pids) {
       if (with_pids) rank["pid"] = now.pid > 0 ? json(now.pid) : json(nullptr);
       rank["step"] = OrNull(now.step);
       rank["busy"] = OrNull(now.busy);
+    }
+    if (job.places) {
+      rank["cpus"] = now.cpus;
+      rank["numa"] = now.numa;
+      rank["gpus"] = now.gpus;
+      rank["nics"] = json::array();
+      for (const absl::string_view nic : absl::StrSplit(now.nics, ',', absl::SkipEmpty()))
+        rank["nics"].push_back(nic);
     }
     if (now.end) {
       rank["state"] = "exited";
@@ -604,12 +639,52 @@ std::shared_ptr<const NodeRecord> SharedRecord(const Node& node) {
   return node.shared;
 }
 
+// The last part of the way to a PCI device.
+std::string AddressIn(const std::string& pci_path) { return pci_path.substr(pci_path.rfind('/') + 1); }
+
+const char* NameOf(NicKind kind) {
+  switch (kind) {
+    case NicKind::kInfiniband:
+      return "infiniband";
+    case NicKind::kRoce:
+      return "roce";
+    case NicKind::kEfa:
+      break;
+  }
+  return "efa";
+}
+
+json NicDocuments(const Network& network) {
+  json documents = json::array();
+  for (const NicInfo& nic : network.nics) {
+    documents.push_back({{"name", nic.name},
+                         {"kind", NameOf(nic.kind)},
+                         {"unusable", nic.unusable},
+                         {"interfaces", nic.interfaces},
+                         {"gb_s", static_cast<double>(nic.mbit_s) / 8000},
+                         {"numa", nic.numa},
+                         {"pci", AddressIn(nic.pci_path)}});
+  }
+  return documents;
+}
+
+json InterfaceDocuments(const Network& network) {
+  json documents = json::array();
+  for (const InterfaceInfo& interface : network.interfaces)
+    documents.push_back({{"name", interface.name}, {"addresses", interface.addresses}});
+  return documents;
+}
+
 json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
   json gpus = json::array(), notices = json::array(), shares = json::array();
   for (const auto& [gpu, taken] : view.gpu_shares) shares.push_back({{"gpu", gpu}, {"taken", taken}});
-  for (const GpuInfo& gpu : node.record->inventory.gpus)
-    gpus.push_back(
-        {{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}, {"numa", gpu.numa}});
+  for (const GpuInfo& gpu : node.record->inventory.gpus) {
+    gpus.push_back({{"uuid", gpu.uuid},
+                    {"model", gpu.model},
+                    {"memory_bytes", gpu.memory_bytes},
+                    {"numa", gpu.numa},
+                    {"pci", AddressIn(gpu.pci_path)}});
+  }
   for (const NoticeNow& notice : node.notices) {
     notices.push_back(
         {{"kind", Name(notice.kind)}, {"source", notice.source}, {"left_seconds", notice.left_seconds}});
@@ -634,6 +709,8 @@ json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
           {"gpus", std::move(gpus)},
           {"gpus_free", view.gpus_free},
           {"gpu_shares", std::move(shares)},
+          {"nics", NicDocuments(node.record->inventory.network)},
+          {"interfaces", InterfaceDocuments(node.record->inventory.network)},
           {"labels", node.record->labels},
           {"jobs", json::array()}};
 }
@@ -687,7 +764,7 @@ std::shared_ptr<const Document> StatusOf(const HeadModel& model, bool local, con
   status->local = local;
   status->nodes = model.nodes.size();
   if (!id.empty()) {
-    if (const Job* job = model.FindJob(id)) status->jobs.push_back(NowOf(*job, model.nodes, true, now));
+    if (const Job* job = model.FindJob(id)) status->jobs.push_back(NowOf(*job, model.nodes, true, true, now));
     return status;
   }
   std::vector<const Job*> over;
@@ -709,7 +786,7 @@ std::shared_ptr<const Document> StatusOf(const HeadModel& model, bool local, con
   status->omitted = left_out.size();
   for (const auto& [number, job_id] : model.job_order) {  // in order of submission
     const Job& job = model.jobs.at(job_id);
-    if (!left_out.contains(&job)) status->jobs.push_back(NowOf(job, model.nodes, false, now));
+    if (!left_out.contains(&job)) status->jobs.push_back(NowOf(job, model.nodes, false, asked.places, now));
   }
   return status;
 }
@@ -816,7 +893,7 @@ std::string GoodputText(const Job& job, Instant now) {
 
 std::shared_ptr<const Document> FailureOf(const HeadModel& model, const Job& job, Instant now) {
   auto failure = std::make_shared<FailureDocument>();
-  failure->job = NowOf(job, model.nodes, true, now);
+  failure->job = NowOf(job, model.nodes, true, true, now);
   failure->faults = job.record.faults;
   for (const RankNow& rank : failure->job.ranks) {
     const RankExit* exit = job.ExitOf(rank.rank);
@@ -833,7 +910,7 @@ std::optional<WriteResult> ResultOf(const HeadModel& model, const JobId& id, Ins
   if (job == nullptr || !IsFinal(job->record.state)) return std::nullopt;
   auto result = std::make_shared<ResultDocument>();
   result->cluster = model.cluster.cluster;
-  result->job = NowOf(*job, model.nodes, true, now);
+  result->job = NowOf(*job, model.nodes, true, true, now);
   result->placement = PlacesNow(*job);
   return WriteResult{id, job->record.run_dir, std::move(result)};
 }

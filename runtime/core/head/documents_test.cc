@@ -111,6 +111,63 @@ TEST_F(HeadDocumentsTest, NodesAreToldAsTheyAreNow) {
   EXPECT_EQ(node.at("jobs"), json::array({job.value}));
 }
 
+// The hardware threads as the machine counts them, of which its agent has 8 to 11; ports as the ranks' agent
+// told them.
+TEST_F(HeadDocumentsTest, WhatARankIsBoundToIsToldOfOneJobAndWhereItIsAskedFor) {
+  AgentHello hello;
+  hello.cluster = ClusterId("c");
+  hello.incarnation = Incarnation("1");
+  hello.hostname = "host-1";
+  hello.address = "10.0.0.1";
+  hello.inventory.cpus = 4;
+  hello.inventory.memory_bytes = uint64_t{8} << 30;
+  hello.inventory.cpu_infos = {{8, 0}, {10, 0}, {9, 1}, {11, 1}};
+  hello.inventory.gpus = {{"GPU-0", "A100", 0, 0, "pci0000:15/0000:18:00.0"}, {"GPU-1", "A100", 0, 1, ""}};
+  hello.inventory.network = {{{.name = "mlx5_0:1",
+                               .unusable = "its port is DOWN",
+                               .interfaces = {"ib0"},
+                               .mbit_s = 400'000,
+                               .numa = 1,
+                               .pci_path = "pci0000:15/0000:19:00.0"},
+                              {.name = "rdmap0:1", .kind = NicKind::kEfa}},
+                             {{"eth0", {"10.0.0.1"}}}};
+  FromNode("1", hello);
+  const JobId job = Submit("train 2 2 bound2");
+  StartRanks(job);
+  RankStatus status = Step(job, 1, 1, 3);
+  status.nics = "mlx5_0:1,mlx5_1:1";
+  FromNode("1", AgentHeartbeat{1, {status}, {}});
+  const json ranks = Status(job).at("ranks");
+  EXPECT_EQ(ranks.at(0).at("cpus"), json::array({8, 10}));
+  EXPECT_EQ(ranks.at(0).at("numa"), json::array({0}));
+  EXPECT_EQ(ranks.at(0).at("gpus"), json::array({0}));
+  EXPECT_EQ(ranks.at(0).at("nics"), json::array());
+  EXPECT_EQ(ranks.at(1).at("cpus"), json::array({9, 11}));
+  EXPECT_EQ(ranks.at(1).at("numa"), json::array({1}));
+  EXPECT_EQ(ranks.at(1).at("gpus"), json::array({1}));
+  EXPECT_EQ(ranks.at(1).at("nics"), json::array({"mlx5_0:1", "mlx5_1:1"}));
+
+  const auto listed = [this](bool places) {
+    const ClientReply reply = FromClient(ClientStatus{JobId(), 0, places});
+    return json::parse(reply.json).at("jobs").at(0).at("ranks").at(1);
+  };
+  EXPECT_FALSE(listed(false).contains("nics")) << "a list that is asked for each second";
+  EXPECT_EQ(listed(true), ranks.at(1));
+
+  const json node = json::parse(FromClient(ClientNodes{}).json).at("nodes").at(0);
+  EXPECT_EQ(node.at("gpus").at(0).at("pci"), "0000:18:00.0");
+  EXPECT_EQ(node.at("gpus").at(1).at("pci"), "");
+  EXPECT_EQ(node.at("nics").at(0), (json{{"name", "mlx5_0:1"},
+                                         {"kind", "infiniband"},
+                                         {"unusable", "its port is DOWN"},
+                                         {"interfaces", {"ib0"}},
+                                         {"gb_s", 50.0},
+                                         {"numa", 1},
+                                         {"pci", "0000:19:00.0"}}));
+  EXPECT_EQ(node.at("nics").at(1).at("kind"), "efa");
+  EXPECT_EQ(node.at("interfaces").at(0), (json{{"name", "eth0"}, {"addresses", {"10.0.0.1"}}}));
+}
+
 // Many clients may wait for the same event, and the many events of a stall are too much for the loop to
 // build.
 TEST_F(HeadDocumentsTest, FewEventsAreBuiltAtOnce) {

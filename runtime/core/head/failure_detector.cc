@@ -83,6 +83,7 @@ std::vector<FailureDetector::Change> FailureDetector::Advance(Instant now) {
     if (level != entry.level) changes.push_back({node, level, silence});
     entry.level = level;
   }
+  std::ranges::sort(changes, {}, &Change::node);
   return changes;
 }
 

@@ -1,9 +1,9 @@
 // FailureDetector: decides from silence alone which nodes are suspect or dead. PURE.
 #pragma once
-#include <map>
 #include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/ids.h"
@@ -11,8 +11,8 @@
 namespace gtrain::core {
 
 // Loop-owned, not thread-safe. Silence is measured on the head's own monotonic clock, and only while
-// the head itself was awake (fault H12). At n nodes a word of one costs log n, and a tick n where somebody's
-// time may have come: about once in suspect_after.
+// the head itself was awake (fault H12). At n nodes a word of one costs a look into a table, and a tick n
+// where somebody's time may have come: about once in suspect_after.
 class FailureDetector {
  public:
   struct Options {
@@ -41,7 +41,7 @@ class FailureDetector {
   // behind them.
   void Expect(const NodeId& node, Instant now, absl::Duration extra);
   // Called when the transport says that the connection is gone: suspect now, dead when its time comes.
-  // Returns the change of this node, if it is one. log n.
+  // Returns the change of this node, if it is one.
   std::optional<Change> Suspect(const NodeId& node, Instant now);
   // Takes a death back until `until`, when it is reported again unless the node was heard: for a silence that
   // other evidence speaks against (fault P4).
@@ -50,7 +50,7 @@ class FailureDetector {
   void Patience(const NodeId& node, absl::Duration extra);
   void Forget(const NodeId& node);
 
-  std::vector<Change> Advance(Instant now);
+  std::vector<Change> Advance(Instant now);  // by node
   // Nothing is due before; by then it may be due later, because a node was heard since the last Advance.
   std::optional<Instant> NextDeadline() const;
 
@@ -65,7 +65,7 @@ class FailureDetector {
   std::optional<Instant> FirstDue() const;
 
   const Options options_;
-  std::map<NodeId, Entry> nodes_;
+  absl::flat_hash_map<NodeId, Entry> nodes_;
   std::optional<Instant> awake_;
   absl::Duration slept_;
   // FirstDue() or earlier; forgotten by what may bring it forward or take the last one away.

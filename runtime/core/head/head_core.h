@@ -86,7 +86,7 @@ struct HeadConfig {
   int relay_from = 0;
   int relay_children = 64;
   // What a relay says of a child counts for so long after the child's own last word.
-  absl::Duration relay_believed = absl::Seconds(45);
+  absl::Duration relay_believed = absl::Seconds(60);
 
   int jobs_max = 10'000;                           // live and finished
   size_t jobs_bytes_max = 256 << 20;               // of all that is held of those that are over

@@ -4,6 +4,17 @@
 
 namespace gtrain::core {
 
+Node& HeadModel::AddNode(const NodeId& id) {
+  Node& node = nodes[id];
+  by_id_[id] = &node;
+  return node;
+}
+
+void HeadModel::DropNode(const NodeId& id) {
+  by_id_.erase(id);
+  nodes.erase(id);
+}
+
 Job* HeadModel::FindJob(const JobId& id) {
   const auto it = jobs.find(id);
   return it == jobs.end() ? nullptr : &it->second;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "runtime/core/head/head_core.h"
 #include "runtime/core/head/job.h"
 #include "runtime/core/head/node.h"
@@ -28,10 +29,18 @@ struct HeadModel {
   // Whether each node of the newest generation was heard within `time`: who runs is not interrupted of free
   // will while a node may be lost, for the others would wait for it. O(nodes of the job).
   bool AllAreHeard(const Job& job, absl::Duration time, Instant now) const;
+  // The node of this id, made if there is none; and no longer one.
+  Node& AddNode(const NodeId& id);
+  void DropNode(const NodeId& id);
+  // nullptr: there is none. Each word of a node begins with this, so it takes no search through the map.
+  Node* FindNode(const NodeId& id) {
+    const auto it = by_id_.find(id);
+    return it == by_id_.end() ? nullptr : it->second;
+  }
   std::string Hostname(const NodeId& id) const;  // the id of a node that is not known
 
   ClusterRecord cluster;
-  std::map<NodeId, Node> nodes;
+  std::map<NodeId, Node> nodes;  // changed by AddNode and DropNode alone
   std::map<JobId, Job> jobs;
   std::map<uint64_t, JobId> job_order;  // by number
   std::map<uint64_t, Job*> live_jobs;   // by number; what ended since LiveJobs() is there, too
@@ -50,6 +59,9 @@ struct HeadModel {
   bool any_job_seen = false;
   bool shutdown_when_idle = false;
   bool stopped = false;
+
+ private:
+  absl::flat_hash_map<NodeId, Node*> by_id_;
 };
 
 }  // namespace gtrain::core

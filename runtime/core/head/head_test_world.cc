@@ -56,6 +56,7 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
     }
     if (word == "half-gpu") spec.resources.gpu_share = 500;
     if (word == "whole-gpu") spec.resources.gpus = 1;
+    if (word == "bound2") spec.resources.cpus = 2;
     if (word == "steps10") spec.progress.steps = 10;
     if (word == "stall20s") spec.progress.stall = absl::Seconds(20);
     if (word == "stall-kill") {

@@ -47,7 +47,7 @@ Membership::Membership(HeadContext& context, HeadModel& model, Recovery& recover
 
 void Membership::AddKnown(NodeRecord record, Instant now) {
   const NodeId id = record.id;
-  Node& node = model_.nodes[id];
+  Node& node = model_.AddNode(id);
   node.record = std::move(record);
   node.revision = ++model_.revisions;
   node.heard_at = now;
@@ -218,7 +218,7 @@ void Membership::OnHello(const PeerMessage& event, const AgentHello& hello, Inst
   if (!Admits(event, hello)) return;
   const NodeId id(event.peer.key_id);
   const bool known = model_.nodes.contains(id);
-  Node& node = model_.nodes[id];
+  Node& node = model_.AddNode(id);
   const bool new_incarnation =
       known && !node.record.incarnation.empty() && node.record.incarnation != hello.incarnation;
   TakeRecord(node, event, hello, new_incarnation);
@@ -242,17 +242,17 @@ void Membership::OnHello(const PeerMessage& event, const AgentHello& hello, Inst
 
 Node* Membership::OnHeard(const PeerMessage& event, Instant now) {
   const NodeId id(event.peer.key_id);
-  const auto it = model_.nodes.find(id);
-  if (it == model_.nodes.end() || !it->second.welcomed || it->second.route != event.route) {
+  Node* node = model_.FindNode(id);
+  if (node == nullptr || !node->welcomed || node->route != event.route) {
     GT_PROBE("head.message_of_old_connection");
     // A late message of an old connection, or one from before this head's time. The agent says hello on
     // every new connection, so there is nothing to answer.
     ++context_.counters().stale_dropped;
     return nullptr;
   }
-  it->second.said_at = now;
-  Heard(it->second, now);
-  return &it->second;
+  node->said_at = now;
+  Heard(*node, now);
+  return node;
 }
 
 void Membership::Heard(Node& node, Instant now) {
@@ -265,13 +265,13 @@ void Membership::Heard(Node& node, Instant now) {
 // A relay that lies can only keep up the appearance that a child lives, and not for long.
 void Membership::OnChildrenHeard(const ChildrenHeard& heard, Instant now) {
   for (const NodeId& id : heard.children) {
-    const auto it = model_.nodes.find(id);
-    if (it == model_.nodes.end() || !it->second.welcomed || it->second.via != heard.relay) continue;
-    if (now - it->second.said_at > config_.relay_believed) {
+    Node* node = model_.FindNode(id);
+    if (node == nullptr || !node->welcomed || node->via != heard.relay) continue;
+    if (now - node->said_at > config_.relay_believed) {
       GT_PROBE("head.relay_not_believed");
       continue;
     }
-    Heard(it->second, now);
+    Heard(*node, now);
   }
 }
 
@@ -460,7 +460,7 @@ void Membership::DropNode(const NodeId& id, const std::string& why, Instant now)
   detector_.Forget(id);
   recovery_.ForgetNode(id);
   relays_.Forget(id);
-  model_.nodes.erase(id);
+  model_.DropNode(id);
   for (Job* job : model_.LiveJobs()) life_.Release(*job, id, now);
 }
 

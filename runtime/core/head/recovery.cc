@@ -352,7 +352,7 @@ void Recovery::TakeGeneration(Job& job, const GenerationDescribed& described, In
 void Recovery::ExpectNodes(const GenerationGrant& grant, Instant now) {
   for (const NodePlace& place : grant.nodes) {
     if (model_.nodes.contains(place.node)) continue;
-    Node& node = model_.nodes[place.node];
+    Node& node = model_.AddNode(place.node);
     node.record.id = place.node;
     node.record.hostname = place.hostname;
     node.record.address = place.address;

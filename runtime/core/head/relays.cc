@@ -15,6 +15,8 @@ constexpr absl::Duration kMovePatience = absl::Seconds(30);  // ConnectVia to th
 // An agent that came back from its relay is moved again after kAgainMin, doubling while that goes on.
 constexpr absl::Duration kAgainMin = absl::Seconds(10), kAgainMax = absl::Minutes(10);
 constexpr size_t kMovesMax = 2'000;
+constexpr size_t kRelaysMax =
+    400;  // then each has more children: to the head a relay costs as much as ten agents
 constexpr size_t kOwnRelayFrom = 8;  // so many of one rack have a relay of their own
 
 std::string LabelOf(const Node& node, const char* name) {
@@ -46,8 +48,12 @@ bool Relays::MayMove(const Node& node, Instant now) const {
          now >= node.via_after && !children_.contains(node.record.id) && !relays_.contains(node.record.id);
 }
 
+size_t Relays::Most() const {
+  return std::max(static_cast<size_t>(context_.config().relay_children), model_.nodes.size() / kRelaysMax);
+}
+
 size_t Relays::Room(const NodeId& relay) const {
-  const auto most = static_cast<size_t>(context_.config().relay_children);
+  const size_t most = Most();
   const auto it = relays_.find(relay);
   return it == relays_.end() ? most : most - std::min(most, it->second.children.size());
 }
@@ -178,7 +184,7 @@ void Relays::Assign(std::vector<NodeId> who, const std::vector<NodeId>& relays) 
 
 // The first of each relay_children + 1 that can becomes the relay of the others.
 void Relays::Found(const std::vector<NodeId>& who, size_t own_relay_from, std::vector<NodeId>* left) {
-  const auto most = static_cast<size_t>(context_.config().relay_children);
+  const size_t most = Most();
   for (size_t begin = 0; begin < who.size(); begin += most + 1) {
     const size_t end = std::min(who.size(), begin + most + 1);
     const auto relay =

@@ -1,13 +1,13 @@
 // Relays: which agents reach the head through which others. PURE. Private to runtime/core/head.
 //
 // From HeadConfig::relay_from agents on, each goes through one of its own rack where there is one, and
-// through any other else; a relay has relay_children at most and goes directly itself, so that there is one
-// hop. Both sides only hear of it: an agent that cannot get through goes on directly, and is asked again
-// later. HeadState owns it; only the loop's thread uses it, and it never blocks. A plan costs a look at each
-// node, at most once a second, and moves 2,000 of them.
+// through any other else; a relay has relay_children, in a cluster of tens of thousands more (400 relays),
+// and goes directly itself, so that there is one hop. Both sides only hear of it: an agent that cannot get
+// through goes on directly, and is asked again later. HeadState owns it; only the loop's thread uses it, and
+// it never blocks. A plan costs a look at each node, at most once a second, and moves 2,000 of them.
 //
-// The tree is flat on purpose: a head that holds 2,000 connections holds 128,000 agents with one hop, and
-// each further hop would be one more machine whose death is a silence (docs/protocols/relays.md).
+// The tree is flat on purpose: a further hop would be one more machine whose death is a silence
+// (docs/protocols/relays.md).
 #pragma once
 #include <map>
 #include <optional>
@@ -52,6 +52,7 @@ class Relays {
   void Send(Node& child, const Node& relay, Instant now);
   void Tell(Instant now);
   std::map<std::string, std::vector<NodeId>> WithRoom() const;
+  size_t Most() const;  // children of a relay
   size_t Room(const NodeId& relay) const;
   void Soon(Instant when);
 

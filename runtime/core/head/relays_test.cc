@@ -127,12 +127,12 @@ TEST_F(RelaysPolicyTest, ARelayTellsWhoIsThereAndIsNotBelievedForEver) {
   EXPECT_EQ(StateOf("2"), "alive");
   EXPECT_EQ(StateOf("3"), "dead") << "nobody has heard it";
   EXPECT_EQ(StateOf("5"), "dead") << "it is not a child of that relay";
-  say("1", {NodeId("2")}, absl::Seconds(25));
+  say("1", {NodeId("2")}, absl::Seconds(40));
   EXPECT_EQ(StateOf("2"), "alive");
   FromNode("2", AgentHeartbeat{1, {}, {}});
-  say("1", {NodeId("2")}, absl::Seconds(40));
+  say("1", {NodeId("2")}, absl::Seconds(50));
   EXPECT_EQ(StateOf("2"), "alive") << "its own word counts";
-  say("1", {NodeId("2")}, absl::Seconds(20));
+  say("1", {NodeId("2")}, absl::Seconds(30));
   EXPECT_EQ(StateOf("2"), "dead") << "the relay alone says so by now";
 }
 

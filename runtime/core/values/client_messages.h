@@ -34,6 +34,7 @@ struct ClientStatus {
   static constexpr int kOverMax = 5'000;  // more would not fit into one answer
   JobId job;                              // empty: all that live, and the newest that are over
   int over = 0;                           // how many of those, of the reader and of all; 0: 100
+  bool places = false;  // also what the ranks of each are bound to, which is always told of one job
   bool operator==(const ClientStatus&) const = default;
 };
 struct ClientWhy {

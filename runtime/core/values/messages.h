@@ -15,6 +15,7 @@
 #include "base/ids.h"
 #include "net/port/peer.h"
 #include "runtime/core/values/client_messages.h"
+#include "runtime/core/values/inventory.h"
 
 namespace gtrain::core {
 
@@ -24,33 +25,6 @@ using net::Peer;
 using net::Role;
 
 // ---------------------------------------------------------------- values
-
-struct GpuInfo {
-  std::string uuid;
-  std::string model;
-  uint64_t memory_bytes = 0;
-  int numa = -1;  // -1: unknown to the driver
-  bool operator==(const GpuInfo&) const = default;
-};
-
-// A hardware thread.
-struct CpuInfo {
-  int id = 0;     // of the operating system
-  int numa = -1;  // -1: unknown
-  bool operator==(const CpuInfo&) const = default;
-};
-
-struct Inventory {
-  int cpus = 0;  // hardware threads this agent may use
-  int cores = 0;
-  int numa_nodes = 0;
-  uint64_t memory_bytes = 0;
-  std::vector<GpuInfo> gpus;
-  // Neighbours (threads of a core, cores of a NUMA node) one after the other; a rank's place has indices of
-  // it. Empty, as agents before 0.7 say it: ids are 0 to cpus - 1.
-  std::vector<CpuInfo> cpu_infos;
-  bool operator==(const Inventory&) const = default;
-};
 
 // Why a rank process ended, in the order of certainty.
 enum class ExitCause {
@@ -111,6 +85,9 @@ struct RankStatus {
   // The time for which checkpoints held it up since it joined, by its own clock; none of an older library.
   std::optional<double> stalled_seconds;
   RankPause pause = RankPause::kNever;
+  // What the network libraries of its process were told to use when it was started: RDMA ports with commas
+  // between, else an interface. Empty: nothing was said.
+  std::string nics;
   bool operator==(const RankStatus&) const = default;
 };
 
