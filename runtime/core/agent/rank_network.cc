@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "base/probe.h"
 
 namespace gtrain::core {
 namespace {
@@ -123,7 +122,6 @@ void ChooseInterface(const Network& network, const std::string& address, Env& ch
 void ChooseRails(const Inventory& inventory, const Rails& rails, const GenerationGrant& grant, int rank,
                  Env& chosen) {
   if (rails.empty()) return;
-  GT_PROBE("agent.chooses_rails");
   chosen[kNcclPorts] = ExactPorts(rails);
   const RankPlace& own = PlaceOfRank(grant, rank);
   const std::vector<const RankPlace*> places = PlacesOn(grant, own.node);
