@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -59,7 +60,7 @@ class KeyRegistry {
     std::string public_key;
   };
   mutable Mutex mutex_;
-  std::map<std::string, Known, std::less<>> lasting_ ABSL_GUARDED_BY(mutex_);    // by key id
+  absl::flat_hash_map<std::string, Known> lasting_ ABSL_GUARDED_BY(mutex_);      // by key id
   std::map<std::string, Instant, std::less<>> joining_ ABSL_GUARDED_BY(mutex_);  // by key id
   std::string stamp_ ABSL_GUARDED_BY(mutex_);  // of the file at the last Reload
 };

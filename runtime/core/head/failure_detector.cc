@@ -23,10 +23,15 @@ bool FailureDetector::Awake(Instant now) {
   return now - last > 2 * options_.interval && !nodes_.empty();
 }
 
-void FailureDetector::Heard(const NodeId& node, Instant now) {
+FailureDetector::Entry* FailureDetector::Heard(const NodeId& node, Instant now) {
   const auto [it, fresh] = nodes_.try_emplace(node);
-  Entry& entry = it->second;
-  if (fresh || entry.level != Level::kAlive || entry.heard > now) first_due_.reset();
+  if (fresh) first_due_.reset();
+  Heard(it->second, now);
+  return &it->second;
+}
+
+void FailureDetector::Heard(Entry& entry, Instant now) {
+  if (entry.level != Level::kAlive || entry.heard > now) first_due_.reset();
   entry = {std::max(now, entry.heard), Level::kAlive, {}, entry.extra};  // a longer first patience stays
 }
 

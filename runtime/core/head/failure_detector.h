@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/ids.h"
@@ -27,6 +27,14 @@ class FailureDetector {
     absl::Duration silence;
   };
 
+  // What it keeps of a node. Only a FailureDetector looks into it.
+  struct Entry {
+    Instant heard;
+    Level level = Level::kAlive;
+    std::optional<Instant> spared_until;
+    absl::Duration extra;  // of patience
+  };
+
   explicit FailureDetector(Options options) : options_(options) {}
 
   // At the start of every step: notices that this process was not running for a while and takes
@@ -35,7 +43,9 @@ class FailureDetector {
   // The time that the last Awake took off; zero when no node was listened to, since nothing is due each
   // interval then.
   absl::Duration slept() const { return slept_; }
-  void Heard(const NodeId& node, Instant now);
+  // Returns where the node is, until it is forgotten: so the next word of it takes no search.
+  Entry* Heard(const NodeId& node, Instant now);
+  void Heard(Entry& entry, Instant now);
   // Counts the node as heard `extra` later than now: a longer first patience, also if it is heard meanwhile.
   // A head that has just been started has the hellos of all nodes to read, and their other messages wait
   // behind them.
@@ -55,17 +65,11 @@ class FailureDetector {
   std::optional<Instant> NextDeadline() const;
 
  private:
-  struct Entry {
-    Instant heard;
-    Level level = Level::kAlive;
-    std::optional<Instant> spared_until;
-    absl::Duration extra;  // of patience
-  };
   Instant DeathOf(const Entry& entry) const;
   std::optional<Instant> FirstDue() const;
 
   const Options options_;
-  absl::flat_hash_map<NodeId, Entry> nodes_;
+  absl::node_hash_map<NodeId, Entry> nodes_;
   std::optional<Instant> awake_;
   absl::Duration slept_;
   // FirstDue() or earlier; forgotten by what may bring it forward or take the last one away.

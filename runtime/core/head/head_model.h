@@ -33,7 +33,7 @@ struct HeadModel {
   Node& AddNode(const NodeId& id);
   void DropNode(const NodeId& id);
   // nullptr: there is none. Each word of a node begins with this, so it takes no search through the map.
-  Node* FindNode(const NodeId& id) {
+  Node* FindNode(const NodeId& id) const {
     const auto it = by_id_.find(id);
     return it == by_id_.end() ? nullptr : it->second;
   }

@@ -337,8 +337,8 @@ std::vector<std::pair<JobId, std::string>> HeadState::Finished() const {
 }
 
 const std::string* HeadState::RouteOf(const NodeId& node) const {
-  const auto it = model_.nodes.find(node);
-  return it == model_.nodes.end() || it->second.route.empty() ? nullptr : &it->second.route;
+  const Node* found = model_.FindNode(node);
+  return found == nullptr || found->route.empty() ? nullptr : &found->route;
 }
 
 std::optional<WriteResult> HeadState::ResultOf(const JobId& job) const {

@@ -195,7 +195,7 @@ void Membership::TakeConnection(Node& node, const PeerMessage& event, const Agen
   node.via = event.via;
   node.said_at = now;
   node.state = NodeState::kAlive;
-  detector_.Heard(node.record.id, now);
+  node.watched = detector_.Heard(node.record.id, now);
   node.heard_at = now;
 }
 
@@ -256,7 +256,7 @@ Node* Membership::OnHeard(const PeerMessage& event, Instant now) {
 }
 
 void Membership::Heard(Node& node, Instant now) {
-  detector_.Heard(node.record.id, now);
+  detector_.Heard(*node.watched, now);  // which its hello has set
   node.heard_at = now;
   if (node.rival) RefuseRival(node);
   if (node.state != NodeState::kAlive) Returned(node, now);

@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "runtime/core/head/failure_detector.h"
 #include "runtime/core/head/head_core.h"
 #include "runtime/core/values/effects.h"
 #include "runtime/core/values/records.h"
@@ -27,8 +28,9 @@ struct Node {
   bool missed = false;    // a message sent to it on this connection was lost
   uint64_t hello_order = 0;
   NodeState state = NodeState::kUnknown;
-  Instant heard_at;        // last; the start of this head, if not since then
-  absl::Duration silence;  // when it became suspect or dead
+  FailureDetector::Entry* watched = nullptr;  // the detector's, once it was heard
+  Instant heard_at;                           // last; the start of this head, if not since then
+  absl::Duration silence;                     // when it became suspect or dead
   std::vector<int> free_ports;
   int near_port = 0;  // as it said in its hello
   std::string near_key;
