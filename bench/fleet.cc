@@ -225,12 +225,15 @@ void Fleet::OnShared(Connection& connection, Agent& agent, const core::RelayedDo
 
 void Fleet::OnPart(Connection& connection, Agent& agent, const core::RelayedDown& down,
                    const core::RelayPart& part) {
-  if (part.stage == core::RelayStage::kAnswer && part.bytes.size() == net::kSessionHalfBytes &&
+  if (part.stage == core::RelayStage::kAnswer && part.bytes.size() > net::kSessionHalfBytes &&
       !agent.half.empty()) {
     const auto index = static_cast<size_t>(&agent - agents_.data());
     if (agent.secret.empty())
       agent.secret = net::PairSecret(plan_.keys[index], plan_.head_public_key).value_or("");
-    agent.session.emplace(net::SealedSession::End::kNode, agent.secret, agent.half, part.bytes);
+    const absl::string_view answer = part.bytes;
+    agent.session.emplace(net::SealedSession::End::kNode, agent.secret, agent.half,
+                          answer.substr(0, net::kSessionHalfBytes));
+    (void)agent.session->Open(answer.substr(net::kSessionHalfBytes));
     agent.session_number = part.number;
     agent.half.clear();
     return Say(connection, agent, HelloOf(agent));

@@ -13,6 +13,11 @@ namespace {
 constexpr absl::Duration kBeatEvery = absl::Milliseconds(500);
 constexpr size_t kFrameBytes = 1 << 20;  // then the next one is begun
 constexpr size_t kFrameParts = 1'000;
+constexpr size_t kChildParts = 16;      // of one frame of a child; an honest one sends one
+constexpr size_t kTurnBytes = 8 << 20;  // of children, read in one turn; the rest waits in its connection
+// A node that speaks on another connection than a moment ago is two machines with one key (fault N4), or has
+// connected anew and says so again.
+constexpr absl::Duration kOneConnection = absl::Seconds(3);
 constexpr int kChildMessagesATurn = 5'000;
 constexpr size_t kChildrenMax = 4'096;
 
@@ -34,7 +39,8 @@ void Relay::PassOn(core::RelayedUp up) {
   const size_t bytes = BytesOf(up);
   hurry_ =
       hurry_ || std::any_of(up.parts.begin(), up.parts.end(), [](const auto& part) { return !part.waits; });
-  if (out_.empty() || out_bytes_ + bytes > kFrameBytes || out_.back().parts.size() >= kFrameParts) {
+  if (out_.empty() || out_bytes_ + bytes > kFrameBytes ||
+      out_.back().parts.size() + up.parts.size() > kFrameParts) {
     out_.push_back(std::move(up));
     out_bytes_ = bytes;
     return;
@@ -47,11 +53,14 @@ void Relay::PassOn(core::RelayedUp up) {
 void Relay::Hear(const port::Received& received, Instant now) {
   absl::StatusOr<core::Message> message = wire::Decode(received.payload, wire::Sender::kAgent);
   auto* up = message.ok() ? std::get_if<core::RelayedUp>(&*message) : nullptr;
-  if (up == nullptr || !up->heard.empty()) return;
+  if (up == nullptr || !up->heard.empty() || up->parts.size() > kChildParts) return;
   const NodeId node(received.peer.key_id);
   if (!children_.contains(node) && children_.size() >= kChildrenMax) return;
   Child& child = children_[node];
-  if (child.route != received.route.id) child = {received.route.id};
+  if (child.route != received.route.id) {
+    if (!child.route.empty() && now - child.at < kOneConnection) return;
+    child = {received.route.id};
+  }
   child.at = now;
   std::erase_if(up->parts, [&](const core::RelayPart& part) {
     return part.node != node ||
@@ -64,17 +73,19 @@ void Relay::Hear(const port::Received& received, Instant now) {
 }
 
 std::vector<core::RelayedUp> Relay::Turn(Instant now) {
+  size_t bytes = 0;
   for (int i = 0; i < kChildMessagesATurn; ++i) {
-    const std::optional<port::Received> received = transport_->Receive();
+    const std::optional<port::Received> received = bytes > kTurnBytes ? std::nullopt : transport_->Receive();
     if (!received) break;
-    Hear(*received, now);
+    bytes += received->payload.size();
+    if (received->payload.size() <= kRelayedBytesMax + (32 << 10)) Hear(*received, now);
   }
   const bool beat = now >= next_beat_ && (!heard_.empty() || !out_.empty());
   if (!beat && !hurry_) return {};
   if (beat) {
     next_beat_ = now + kBeatEvery;
-    if (out_.empty()) out_.emplace_back();
-    out_.back().heard = std::exchange(heard_, {});
+    // Apart from what children say, so that no child can make it unreadable.
+    if (!heard_.empty()) out_.push_back({{}, std::exchange(heard_, {})});
     for (auto& [node, child] : children_) child.heard = false;
   }
   hurry_ = false;
@@ -113,6 +124,11 @@ void Relay::SetHead(bool there) {
     child.heard = false;
     Tell(node, child, there ? core::RelayStage::kFound : core::RelayStage::kLost);
   }
+}
+
+void Relay::Forget(Instant since, const std::set<NodeId>& keep) {
+  std::erase_if(children_,
+                [&](const auto& item) { return item.second.at < since && !keep.contains(item.first); });
 }
 
 std::vector<NodeId> Relay::Children(Instant since) const {

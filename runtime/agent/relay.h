@@ -7,6 +7,8 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,9 @@
 #include "runtime/core/values/messages.h"
 
 namespace gtrain::agent {
+
+// The longest message of a child: with what a frame adds, it is still one that the head reads.
+inline constexpr size_t kRelayedBytesMax = static_cast<size_t>(port::kToServerBytesMax) - (64 << 10);
 
 class Relay {
  public:
@@ -30,6 +35,8 @@ class Relay {
   void OnDown(const core::RelayedDown& down);
   // Whether the relay itself has a connection to the head. Each new one begins with `true` after `false`.
   void SetHead(bool there);
+  // Forgets those that were not heard since then, but for `keep`.
+  void Forget(Instant since, const std::set<NodeId>& keep);
   // Who has spoken since the start, and when last; connections that nobody uses are not known to be gone.
   std::vector<NodeId> Children(Instant since) const;
 

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <set>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -66,6 +68,9 @@ void RelayDoor::Admit(const std::vector<core::RelayChild>& children, Instant now
     if (const auto it = admitted_.find(node); it != admitted_.end()) admitted.insert(*it);
   }
   admitted_ = std::move(admitted);
+  std::set<NodeId> keep;
+  for (const auto& [node, key] : admitted_) keep.insert(node);
+  relay_->Forget(now - kStillThere, keep);
   std::vector<net::AllowedKey> keys;
   for (const auto& [node, key] : admitted_) keys.push_back({net::Role::kNode, key, node.value});
   keys_->Replace(keys);

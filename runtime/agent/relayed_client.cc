@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/agent/relay.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/packed.h"
 
@@ -35,11 +36,9 @@ void RelayedClient::Open() {
 
 void RelayedClient::Close() {
   half_.clear();
-  has_waiting_ = false;
   unanswered_since_.reset();
-  if (!std::exchange(session_, std::nullopt)) return;
-  broken_ = true;
-  down_since_ = clock_->Now();
+  if (std::exchange(heard_, false)) down_since_ = clock_->Now();
+  if (std::exchange(session_, std::nullopt)) broken_ = true;
 }
 
 void RelayedClient::Turn() {
@@ -59,8 +58,7 @@ void RelayedClient::Renew() {
 
 absl::Status RelayedClient::Say(absl::string_view payload, bool waits) {
   if (!session_) return absl::UnavailableError("no conversation with the head through the relay");
-  if (payload.size() + 1024 > static_cast<size_t>(port::kToServerBytesMax))
-    return absl::InvalidArgumentError("too long for a relay");
+  if (payload.size() > kRelayedBytesMax) return absl::InvalidArgumentError("too long for a relay");
   const absl::Status sent =
       SendPart({self_, core::RelayStage::kSealed, session_->Seal(payload), 0, 0, waits});
   if (!sent.ok()) {  // the next one would not open
@@ -70,13 +68,20 @@ absl::Status RelayedClient::Say(absl::string_view payload, bool waits) {
   return sent;
 }
 
+// Behind the head's half is what it alone can seal: a relay cannot make an answer up.
+void RelayedClient::OnAnswer(absl::string_view bytes) {
+  if (half_.empty() || session_ || bytes.size() < net::kSessionHalfBytes) return;
+  net::SealedSession session(net::SealedSession::End::kNode, secret_, half_,
+                             bytes.substr(0, net::kSessionHalfBytes));
+  if (!session.Open(bytes.substr(net::kSessionHalfBytes)).ok()) return;
+  session_.emplace(std::move(session));
+  half_.clear();
+}
+
 void RelayedClient::OnPart(const core::RelayedDown& down, const core::RelayPart& part) {
   switch (part.stage) {
     case core::RelayStage::kAnswer:
-      if (half_.empty() || session_ || part.bytes.size() != net::kSessionHalfBytes) return;
-      session_.emplace(net::SealedSession::End::kNode, secret_, half_, part.bytes);
-      half_.clear();
-      return;
+      return OnAnswer(part.bytes);
     case core::RelayStage::kOver:
     case core::RelayStage::kFound:
       Close();
@@ -97,8 +102,9 @@ void RelayedClient::OnPart(const core::RelayedDown& down, const core::RelayPart&
         if (opened.ok()) opened = wire::Unpack(*opened);
       }
       if (opened.ok()) {
-        waiting_ = *std::move(opened);
-        has_waiting_ = true;
+        waiting_.push_back(*std::move(opened));
+        opened_at_ = clock_->Now();
+        heard_ = true;
         return;
       }
       Close();  // changed, repeated or left out on the way
@@ -112,17 +118,20 @@ void RelayedClient::OnPart(const core::RelayedDown& down, const core::RelayPart&
 
 std::optional<std::string> RelayedClient::Receive() {
   Turn();
-  while (const std::optional<std::string> payload = link_->Receive()) {
+  while (waiting_.empty()) {
+    const std::optional<std::string> payload = link_->Receive();
+    if (!payload) return std::nullopt;
     absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
     const auto* down = message.ok() ? std::get_if<core::RelayedDown>(&*message) : nullptr;
     if (down == nullptr) continue;
     unanswered_since_.reset();
-    for (const core::RelayPart& part : down->parts) {  // a relay sends one at a time
+    for (const core::RelayPart& part : down->parts) {
       if (part.node == self_) OnPart(*down, part);
     }
-    if (std::exchange(has_waiting_, false)) return std::move(waiting_);
   }
-  return std::nullopt;
+  std::string first = std::move(waiting_.front());
+  waiting_.pop_front();
+  return first;
 }
 
 bool RelayedClient::Connected() const { return !std::exchange(broken_, false) && session_.has_value(); }
@@ -135,8 +144,9 @@ void RelayedClient::Beat() {
 
 bool RelayedClient::Failed() const {
   const Instant now = clock_->Now();
-  if (session_) return unanswered_since_ && now - *unanswered_since_ > kRelaySilence;
-  return now - down_since_ > patience_;
+  if (!session_) return now - down_since_ > patience_;
+  if (unanswered_since_ && now - *unanswered_since_ > kRelaySilence) return true;
+  return heard_ ? now - opened_at_ > kHeadSilence : now - down_since_ > kHelloPatience;
 }
 
 }  // namespace gtrain::agent

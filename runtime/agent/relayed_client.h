@@ -3,6 +3,7 @@
 //
 // Owner thread only; nothing blocks. Connected() means that the head has answered over this way.
 #pragma once
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,9 @@ namespace gtrain::agent {
 inline constexpr absl::Duration kRelayPatience = absl::Seconds(5);
 // A relay that does not answer a beat for this long hears nothing.
 inline constexpr absl::Duration kRelaySilence = absl::Seconds(3);
+// A relay that answers may still lose what it is to carry: the head answers a hello, and a word of the
+// agent's own each 20 heartbeats.
+inline constexpr absl::Duration kHelloPatience = absl::Seconds(10), kHeadSilence = absl::Seconds(60);
 
 class RelayedClient final : public port::ClientTransport {
  public:
@@ -47,6 +51,7 @@ class RelayedClient final : public port::ClientTransport {
  private:
   void Open();
   void Close();
+  void OnAnswer(absl::string_view bytes);
   void OnPart(const core::RelayedDown& down, const core::RelayPart& part);
   absl::Status Say(absl::string_view payload, bool waits);
   absl::Status SendPart(core::RelayPart part);
@@ -60,10 +65,12 @@ class RelayedClient final : public port::ClientTransport {
   std::string half_;  // sent, not answered yet
   std::optional<net::SealedSession> session_;
   mutable bool broken_ = false;  // Connected() has not said so yet
-  Instant down_since_, open_again_;
+  Instant open_again_;
+  Instant opened_at_;                        // a message of the head, last
+  Instant down_since_;                       // or what is there since then has brought nothing of the head
+  bool heard_ = false;                       // in this session, from the head itself
   std::optional<Instant> unanswered_since_;  // of a beat
-  std::string waiting_;                      // opened, to be returned
-  bool has_waiting_ = false;
+  std::deque<std::string> waiting_;          // opened, to be returned
 };
 
 }  // namespace gtrain::agent

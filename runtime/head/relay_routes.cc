@@ -15,6 +15,8 @@ constexpr size_t kFrameBytes = 2 << 20;  // then the next one is begun; a single
 constexpr size_t kFrameParts = 2'000;
 // Shorter ones are sealed for each reader: the key of a shared one alone has 64 bytes.
 constexpr size_t kSharedFrom = 1 << 10;
+constexpr absl::Duration kPendingTime = absl::Seconds(10);  // from an opening to the first message
+constexpr size_t kPendingMax = 200'000;
 
 }  // namespace
 
@@ -32,13 +34,29 @@ RelayRoutes::Session* RelayRoutes::Find(absl::string_view route) const {
   return current != current_.end() && current->second.get() == it->second ? it->second : nullptr;
 }
 
-RelayRoutes::Session* RelayRoutes::SessionOf(const NodeId& node, const std::string& relay_route) {
-  for (const auto* sessions : {&current_, &pending_}) {
-    const auto it = sessions->find(node.value);
-    if (it != sessions->end() && it->second->relay_route == relay_route) return it->second.get();
-  }
-  return nullptr;
+std::string RelayRoutes::PendingKey(const NodeId& node, const std::string& relay_route) {
+  return absl::StrCat(node.value, "/", relay_route);
 }
+
+void RelayRoutes::DropPending(const std::string& key) {
+  const auto it = pending_.find(key);
+  if (it == pending_.end()) return;
+  by_number_.erase(it->second->number);
+  pending_.erase(it);
+}
+
+// A relay that keeps a child's first message back must not play it when the child is long elsewhere.
+void RelayRoutes::ExpirePending(Instant now) {
+  while (!pending_order_.empty() &&
+         (pending_order_.front().first + kPendingTime <= now || pending_order_.size() > kPendingMax)) {
+    const auto it = pending_.find(pending_order_.front().second);
+    if (it != pending_.end() && it->second->opened == pending_order_.front().first)
+      DropPending(std::string(it->first));
+    pending_order_.pop_front();
+  }
+}
+
+void RelayRoutes::Forget(const NodeId& node) { DropCurrent(node, nullptr); }
 
 // A key that was changed under the same name has another secret.
 const std::string* RelayRoutes::SecretOf(const NodeId& node) {
@@ -53,14 +71,12 @@ const std::string* RelayRoutes::SecretOf(const NodeId& node) {
   return &known.secret;
 }
 
-void RelayRoutes::Drop(const NodeId& node, bool current, std::vector<core::PeerGone>* gone) {
-  auto& sessions = current ? current_ : pending_;
-  const auto it = sessions.find(node.value);
-  if (it == sessions.end()) return;
-  if (current && gone != nullptr)
-    gone->push_back({{core::Role::kNode, node.value, ""}, RouteOf(*it->second)});
+void RelayRoutes::DropCurrent(const NodeId& node, std::vector<core::PeerGone>* gone) {
+  const auto it = current_.find(node.value);
+  if (it == current_.end()) return;
+  if (gone != nullptr) gone->push_back({{core::Role::kNode, node.value, ""}, RouteOf(*it->second)});
   by_number_.erase(it->second->number);
-  sessions.erase(it);
+  current_.erase(it);
 }
 
 // With room for so many bytes more.
@@ -89,39 +105,57 @@ void RelayRoutes::Open(const port::Received& from, const core::RelayPart& part, 
     ++refused_;
     return Put(from.route.id, {part.node, core::RelayStage::kOver});
   }
-  Drop(part.node, /*current=*/false, nullptr);
-  const auto current = current_.find(part.node.value);
-  if (current != current_.end() && current->second->relay_route == from.route.id)
-    Drop(part.node, /*current=*/true, nullptr);
+  const std::string key = PendingKey(part.node, from.route.id);
+  DropPending(key);
   const std::string half = net::NewSessionHalf();
   auto session = std::make_unique<Session>(
       Session{part.node, from.route.id, ++last_number_,
-              net::SealedSession(net::SealedSession::End::kHead, *secret, part.bytes, half)});
-  Put(from.route.id, {part.node, core::RelayStage::kAnswer, half, session->number});
+              net::SealedSession(net::SealedSession::End::kHead, *secret, part.bytes, half), now});
+  // What is sealed behind the half shows the child that the head has answered.
+  Put(from.route.id,
+      {part.node, core::RelayStage::kAnswer, absl::StrCat(half, session->seal.Seal("")), session->number});
   by_number_[session->number] = session.get();
-  pending_[part.node.value] = std::move(session);
+  pending_[key] = std::move(session);
+  pending_order_.emplace_back(now, key);
+  ExpirePending(now);
+}
+
+// In the conversation that is there, else in one that this relay has opened since.
+absl::StatusOr<std::string> RelayRoutes::OpenIn(const NodeId& node, const std::string& relay_route,
+                                                absl::string_view sealed) {
+  const auto current = current_.find(node.value);
+  if (current != current_.end() && current->second->relay_route == relay_route) {
+    absl::StatusOr<std::string> message = current->second->seal.Open(sealed);
+    if (message.ok()) return message;
+  }
+  const auto pending = pending_.find(PendingKey(node, relay_route));
+  if (pending == pending_.end()) return absl::NotFoundError("no conversation");
+  absl::StatusOr<std::string> message = pending->second->seal.Open(sealed);
+  if (!message.ok()) return message;
+  // Whoever sealed it has the key, and goes this way from now on.
+  std::unique_ptr<Session> opened = std::move(pending->second);
+  pending_.erase(pending);
+  DropCurrent(node, nullptr);
+  current_[node.value] = std::move(opened);
+  return message;
 }
 
 void RelayRoutes::OnSealed(const port::Received& from, const core::RelayPart& part, Instant now,
                            Arrived& arrived) {
   const std::optional<net::Peer> peer = registry_->PeerOf(part.node.value, now);
-  Session* session = SessionOf(part.node, from.route.id);
-  absl::StatusOr<std::string> message = absl::NotFoundError("no conversation");
-  if (peer && peer->role == net::Role::kNode && session != nullptr) message = session->seal.Open(part.bytes);
-  const auto pending = pending_.find(part.node.value);
-  const bool is_pending = pending != pending_.end() && pending->second.get() == session;
+  const bool may = peer && peer->role == net::Role::kNode;
+  ExpirePending(now);
+  absl::StatusOr<std::string> message = absl::PermissionDeniedError("it may not come");
+  if (may) message = OpenIn(part.node, from.route.id, part.bytes);
   if (!message.ok()) {
     ++refused_;
-    if (session != nullptr) Drop(part.node, !is_pending, &arrived.gone);
+    const auto current = current_.find(part.node.value);
+    if (current != current_.end() && current->second->relay_route == from.route.id)
+      DropCurrent(part.node, &arrived.gone);
+    DropPending(PendingKey(part.node, from.route.id));
     return Put(from.route.id, {part.node, core::RelayStage::kOver});
   }
-  if (is_pending) {  // whoever opened it has the key, and goes this way from now on
-    std::unique_ptr<Session> opened = std::move(pending->second);
-    pending_.erase(pending);
-    Drop(part.node, /*current=*/true, nullptr);
-    current_[part.node.value] = std::move(opened);
-  }
-  arrived.messages.push_back({*peer, {RouteOf(*session)}, "", *std::move(message)});
+  arrived.messages.push_back({*peer, {RouteOf(*current_.at(part.node.value))}, "", *std::move(message)});
 }
 
 RelayRoutes::Arrived RelayRoutes::Take(const port::Received& from, const core::RelayedUp& up, Instant now) {
@@ -182,13 +216,11 @@ std::vector<core::PeerGone> RelayRoutes::Flush(
       sent = sent && send(relay_route, down);
     }
     if (sent) continue;
-    for (const bool current : {true, false}) {
-      std::vector<NodeId> lost;
-      for (const auto& [node, session] : current ? current_ : pending_) {
-        if (session->relay_route == relay_route) lost.push_back(session->node);
-      }
-      for (const NodeId& node : lost) Drop(node, current, &gone);
+    std::vector<NodeId> lost;
+    for (const auto& [node, session] : current_) {
+      if (session->relay_route == relay_route) lost.push_back(session->node);
     }
+    for (const NodeId& node : lost) DropCurrent(node, &gone);
   }
   return gone;
 }

@@ -6,6 +6,7 @@
 // a message of one 2 us more than one on a connection of its own costs after ZeroMQ; a message to many is
 // encrypted once, and travels once a relay.
 #pragma once
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,6 +37,9 @@ class RelayRoutes {
   // counts. What is answered at once leaves with the next Flush.
   Arrived Take(const port::Received& from, const core::RelayedUp& up, Instant now);
 
+  // The node has said hello on a connection of its own: what relays still have of it is old.
+  void Forget(const NodeId& node);
+
   bool Has(absl::string_view route) const { return Find(route) != nullptr; }
   // `route` must be one that Has. The message leaves with the next Flush.
   void Send(absl::string_view route, absl::string_view bytes);
@@ -60,6 +64,7 @@ class RelayRoutes {
     std::string relay_route;
     uint32_t number = 0;
     net::SealedSession seal;
+    Instant opened;
   };
   struct Shared {  // a message to many, sealed once
     core::SharedMessage message;
@@ -74,18 +79,24 @@ class RelayRoutes {
 
   static std::string RouteOf(const Session& session);
   Session* Find(absl::string_view route) const;
-  Session* SessionOf(const NodeId& node, const std::string& relay_route);
+  static std::string PendingKey(const NodeId& node, const std::string& relay_route);
+  void DropPending(const std::string& key);
+  void ExpirePending(Instant now);
+  absl::StatusOr<std::string> OpenIn(const NodeId& node, const std::string& relay_route,
+                                     absl::string_view sealed);
   void Open(const port::Received& from, const core::RelayPart& part, Instant now);
   void OnSealed(const port::Received& from, const core::RelayPart& part, Instant now, Arrived& arrived);
-  void Drop(const NodeId& node, bool current, std::vector<core::PeerGone>* gone);
+  void DropCurrent(const NodeId& node, std::vector<core::PeerGone>* gone);
   Frame& FrameFor(const std::string& relay_route, size_t bytes);
   void Put(const std::string& relay_route, core::RelayPart part);
   const std::string* SecretOf(const NodeId& node);
 
   const net::KeyPair head_;
   const std::shared_ptr<net::KeyRegistry> registry_;
-  // Of a child: the one whose first message has opened, and one that was opened after it.
+  // Of a child the one of which something has opened; and by child and relay those of which nothing has yet,
+  // for anybody may ask for one. They have kPendingTime for it.
   absl::flat_hash_map<std::string, std::unique_ptr<Session>> current_, pending_;
+  std::deque<std::pair<Instant, std::string>> pending_order_;  // oldest first; some are gone
   absl::flat_hash_map<uint32_t, Session*> by_number_;
   struct Secret {
     std::string public_key, secret;

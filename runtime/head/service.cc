@@ -445,6 +445,8 @@ void HeadService::OnReceived(port::Received received, const NodeId& via) {
     if (via.empty()) OnRelayed(received, *up);  // relays do not go through relays
     return;
   }
+  if (via.empty() && std::holds_alternative<core::AgentHello>(*message))
+    relays_->Forget(NodeId(received.peer.key_id));
   Step(core::PeerMessage{std::move(received.peer), std::move(received.route.id), std::move(received.address),
                          *std::move(message), unread_, via});
 }

@@ -417,8 +417,155 @@ TEST_F(RelaysTest, ManyWordsAreManyFrames) {
   EXPECT_EQ(parts, 80u);
   EXPECT_LT(largest, static_cast<size_t>(port::kToServerBytesMax) / 2);
   EXPECT_THAT(arrived_, SizeIs(80));
-  EXPECT_FALSE(children_[0].client->Send(std::string(port::kToServerBytesMax, 'x')).ok());
+  EXPECT_FALSE(children_[0].client->Send(std::string(agent::kRelayedBytesMax + 1, 'x')).ok());
   EXPECT_TRUE(children_[0].client->Connected()) << "one that is too long is refused, and that is all";
+}
+
+// A relay need not send one message at a time: all of a frame arrive (N2: a revoke before an
+// acknowledgement).
+TEST_F(RelaysTest, NoMessageOfAFrameIsLost) {
+  Run();
+  Say(children_[0], "hello");
+  Run();
+  const std::string route = RouteOf(children_[0]);
+  for (const char* text : {"revoke", "acknowledgement", "third"}) routes_->Send(route, text);
+  (void)routes_->Flush([&](const std::string&, const core::RelayedDown& frame) {
+    children_[0].link->queue().push_back(wire::Encode(frame));
+    return true;
+  });
+  Run();
+  EXPECT_THAT(heard_[children_[0].id.value], ElementsAre("revoke", "acknowledgement", "third"));
+}
+
+// A relay answers an opening with a half of its own: that is no head.
+TEST_F(RelaysTest, AnAnswerThatTheHeadDidNotMakeIsNone) {
+  spoil_down_ = [](core::RelayedDown& down) {
+    for (core::RelayPart& part : down.parts) part.bytes = std::string(32, 'x');
+  };
+  for (int i = 0; i < 8; ++i) {
+    Run();
+    EXPECT_FALSE(children_[0].client->Connected());
+    clock_->Advance(absl::Seconds(1));
+  }
+  EXPECT_TRUE(children_[0].client->Failed());
+}
+
+// A relay that answers beats and openings, and loses the rest.
+TEST_F(RelaysTest, AChildLeavesARelayThroughWhichTheHeadIsNotHeard) {
+  const auto wait = [&](absl::Duration time) {
+    for (absl::Duration waited; waited < time; waited += absl::Seconds(1)) {
+      clock_->Advance(absl::Seconds(1));
+      if (children_[0].client->Failed()) return waited;
+      children_[0].client->Beat();
+      Run();
+    }
+    return absl::InfiniteDuration();
+  };
+  Run();
+  ASSERT_TRUE(children_[0].client->Connected());
+  EXPECT_LE(wait(absl::Minutes(5)), absl::Seconds(11)) << "no answer to its hello";
+  Connect(children_[0], "b");
+  Run();
+  Say(children_[0], "hello");
+  Run();
+  routes_->Send(RouteOf(children_[0]), "welcome");
+  Run();
+  const absl::Duration silent = wait(absl::Minutes(5));
+  EXPECT_GT(silent, absl::Seconds(50));
+  EXPECT_LE(silent, absl::Seconds(61)) << "no answer to words of its own";
+}
+
+// Anybody may open in a node's name: it keeps the node from nothing.
+TEST_F(RelaysTest, OpeningsOfOthersDoNotKeepAChildOut) {
+  const auto open = [&] {
+    core::RelayedUp up;
+    for (int i = 0; i < 3; ++i)
+      up.parts.push_back(
+          {children_[0].id, core::RelayStage::kOpen, std::string(net::kSessionHalfBytes, 'x')});
+    Take(carriers_["b"], up);
+  };
+  for (int i = 0; i < 3; ++i) {
+    Run();
+    open();
+    Say(children_[0], absl::StrCat("word ", i));
+    open();
+    Run();
+  }
+  EXPECT_THAT(Texts(), ElementsAre("word 0", "word 1", "word 2"));
+}
+
+// A relay that keeps the first message of a child back plays it too late.
+TEST_F(RelaysTest, AFirstMessageIsGoodForTenSeconds) {
+  Run();
+  core::RelayedUp kept;
+  spoil_ = [&](core::RelayedUp& up) { std::swap(kept.parts, up.parts); };
+  Say(children_[0], "hello");
+  Run();
+  spoil_ = nullptr;
+  ASSERT_THAT(kept.parts, SizeIs(1));
+  clock_->Advance(absl::Seconds(11));
+  Take(carriers_["a"], kept);
+  EXPECT_THAT(Texts(), IsEmpty());
+}
+
+TEST_F(RelaysTest, WhoSaysHelloDirectlyHasNoOtherRoute) {
+  Run();
+  Say(children_[0], "hello");
+  Run();
+  const std::string route = RouteOf(children_[0]);
+  ASSERT_TRUE(routes_->Has(route));
+  routes_->Forget(children_[0].id);
+  EXPECT_FALSE(routes_->Has(route));
+}
+
+// One child with many parts does not make the frames of its relay unreadable, nor silence its siblings.
+TEST_F(RelaysTest, AChildWithManyPartsHurtsNobodyElse) {
+  Run();
+  for (Child& child : children_) Say(child, "hello");
+  Run();
+  alive_.clear();
+  core::RelayedUp many;
+  for (int i = 0; i < 4096; ++i) {
+    many.parts.push_back({children_[0].id, core::RelayStage::kSealed, "", 0, 0, true});
+  }
+  core::RelayedUp one;
+  one.parts.push_back(many.parts[0]);
+  ASSERT_TRUE(children_[0].link->Send(wire::Encode(one)).ok());
+  ASSERT_TRUE(children_[0].link->Send(wire::Encode(many)).ok());
+  children_[1].client->Beat();
+  Say(children_[2], "still here");
+  clock_->Advance(absl::Seconds(1));
+  spoil_ = [](core::RelayedUp& up) { EXPECT_TRUE(wire::Decode(wire::Encode(up)).ok()); };
+  Run();
+  EXPECT_EQ(Texts().back(), "still here");
+  EXPECT_THAT(alive_, ElementsAre(children_[1].id.value));
+}
+
+// N4: two machines with one key behind one relay: the first stays, as long as it speaks.
+TEST_F(RelaysTest, ACloneDoesNotTakeTheConnectionOfWhoSpeaks) {
+  Run();
+  Say(children_[0], "hello");
+  Run();
+  const auto clone = carriers_["a"].server->Connect(NodeOf(children_[0].id.value));
+  for (int second = 0; second < 10; ++second) {
+    core::RelayedUp up;
+    up.parts.push_back({children_[0].id, core::RelayStage::kOpen, std::string(net::kSessionHalfBytes, 'x')});
+    ASSERT_TRUE(clone->Send(wire::Encode(up)).ok());
+    children_[0].client->Beat();
+    Run();
+    clock_->Advance(absl::Seconds(1));
+    EXPECT_TRUE(children_[0].client->Connected()) << second;
+  }
+  EXPECT_FALSE(clone->Receive().has_value());
+}
+
+TEST_F(RelaysTest, WhoIsGoneTakesNoRoom) {
+  Run();
+  Relay& relay = *carriers_["a"].relay;
+  ASSERT_THAT(relay.Children({}), SizeIs(3));
+  clock_->Advance(absl::Minutes(5));
+  relay.Forget(clock_->Now() - absl::Minutes(1), {children_[1].id});
+  EXPECT_THAT(relay.Children({}), ElementsAre(children_[1].id));
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ void Membership::RefuseRival(Node& node) {
 
 // True for a hello from a connection that its agent has given up already (fault W7). The order of earlier
 // hellos counts no longer once the node is dead: its clock is trusted no longer than that.
-bool Membership::IsLate(const Node& node, const AgentHello& hello) const {
+bool Membership::IsLate(const Node& node, const AgentHello& hello, bool relayed) const {
   if (hello.order == 0) return false;  // of an older version
   const auto before = [&](const std::string& boot, uint64_t order) {
     return boot == hello.boot_id && hello.order < order;
@@ -118,7 +118,10 @@ bool Membership::IsLate(const Node& node, const AgentHello& hello) const {
     const AgentHello& rival = std::get<AgentHello>(node.rival->message);
     if (before(rival.boot_id, rival.order)) return true;
   }
-  return node.welcomed && node.state != NodeState::kDead && before(node.record.boot_id, node.hello_order);
+  // A relay may keep a hello back until its node is dead, to lift the lease of ranks that still run there
+  // (N2).
+  const bool counts = node.state != NodeState::kDead || relayed;
+  return node.welcomed && counts && before(node.record.boot_id, node.hello_order);
 }
 
 // After a restart of this head the first may not have spoken yet; its ranks are a reason to wait for it.
@@ -151,7 +154,7 @@ bool Membership::Admits(const PeerMessage& event, const AgentHello& hello) {
   }
   const auto known = model_.nodes.find(id);
   if (known == model_.nodes.end()) return true;
-  if (IsLate(known->second, hello)) {
+  if (IsLate(known->second, hello, !event.via.empty())) {
     GT_PROBE("head.late_hello");
     ++context_.counters().stale_dropped;
     return false;

@@ -59,7 +59,7 @@ class Membership {
   std::string RefuseHello(const AgentHello& hello) const;
   bool Admits(const PeerMessage& event, const AgentHello& hello);
   bool HoldsBackRival(Node& known, const PeerMessage& event, const AgentHello& hello);
-  bool IsLate(const Node& node, const AgentHello& hello) const;
+  bool IsLate(const Node& node, const AgentHello& hello, bool relayed) const;
   void RefuseRival(Node& node);
   bool HoldsRanks(const NodeId& id) const;
   void TakeRecord(Node& node, const PeerMessage& event, const AgentHello& hello, bool new_incarnation);

@@ -42,6 +42,7 @@ struct Node {
   std::string public_key;     // Z85, as it said
   NodeId via;                 // its newest route leads through that one; empty: it is a connection of its own
   Instant said_at;            // itself: what a relay says of it does not count
+  Instant via_since;          // its hello came through a relay, last
   bool relay_failed = false;  // it could not listen
   Instant via_after;          // not moved before
   absl::Duration via_again;   // from its last return to the next move

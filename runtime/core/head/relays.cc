@@ -86,10 +86,11 @@ void Relays::OnHello(Node& node, Instant now) {
       Put(id, node.via);
       children_[id].told = now;
     }
-    node.via_again = absl::ZeroDuration();
+    node.via_since = now;
   } else if (child != children_.end() && child->second.told) {
     GT_PROBE("head.child_is_direct_again");
     Unassign(id);
+    if (now - node.via_since >= kAgainMax) node.via_again = absl::ZeroDuration();  // it worked for long
     node.via_again = std::clamp(2 * node.via_again, kAgainMin, kAgainMax);
     node.via_after = now + node.via_again;
   }

@@ -153,8 +153,18 @@ TEST_F(RelaysPolicyTest, WhoComesBackIsAskedAgainEverMoreSeldom) {
     EXPECT_GT(waited, before);
     before = waited;
   }
-  Follow("2");  // it works: the next time begins at the start again
+  // It always comes through for a moment and then comes back: that is no way that works.
+  Follow("2");
   Wait(absl::Seconds(5));
+  sent_.clear();
+  via_["2"] = "";
+  Hello("2");
+  Wait(absl::Seconds(60));
+  EXPECT_FALSE(Told().contains("2"));
+  Wait(absl::Minutes(5));
+  if (Told().empty()) Ready("1");
+  Follow("2");
+  Wait(absl::Minutes(11));  // it works: the next time begins at the start again
   sent_.clear();
   via_["2"] = "";
   Hello("2");
@@ -238,6 +248,38 @@ TEST_F(RelaysPolicyTest, ThreeSecondsAreTooShortForAChildToComeBack) {
   Join({"1", "2", "3", "4", "5", "6"});
   Wait(absl::Seconds(10));
   EXPECT_THAT(Sent<RelayFor>(), IsEmpty());
+}
+
+// A relay keeps an idle agent's hello back until its node is dead and its ranks may still run (N2).
+TEST_F(RelaysPolicyTest, AHelloThatWasKeptBackLiftsNoLease) {
+  config_.relay_from = 0;
+  Boot();
+  const auto hello = [&](uint64_t order) {
+    AgentHello hello;
+    hello.cluster = ClusterId("c");
+    hello.incarnation = Incarnation("1");
+    hello.boot_id = "boot";
+    hello.order = order;
+    hello.hostname = "host-1";
+    hello.address = "10.0.0.1";
+    hello.inventory.cpus = 4;
+    hello.inventory.memory_bytes = uint64_t{8} << 30;
+    return hello;
+  };
+  FromNode("1", hello(200));
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  Pass(absl::Seconds(90), {});
+  ASSERT_EQ(StateOf("1"), "dead");
+  via_["1"] = "9";
+  connections_["1"].second = 7;
+  const uint64_t dropped = head_->counters().stale_dropped;
+  FromNode("1", hello(100));
+  EXPECT_EQ(StateOf("1"), "dead");
+  EXPECT_EQ(head_->counters().stale_dropped, dropped + 1);
+  via_["1"] = "";
+  FromNode("1", hello(100));
+  EXPECT_EQ(StateOf("1"), "alive") << "on a connection of its own the clock may have been set back";
 }
 
 }  // namespace

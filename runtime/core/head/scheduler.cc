@@ -88,8 +88,15 @@ void Scheduler::Schedule(Instant now) {
   bool changed = true;
   for (Job* job : wanting) {
     if (changed) placer_.CheckViews();
+    // What a plan beside the loop would take is free meanwhile: those behind it would get it first.
+    others_wait_ = job != wanting.back();
     changed = TryPlace(*job, now);
   }
+  if (all)
+    std::erase_if(beside_, [&](const auto& item) {
+      const Job* job = model_.FindJob(item.first);
+      return job == nullptr || !job->Wanting();
+    });
   if (all) sizing_.OweLooks();
 }
 
@@ -123,9 +130,9 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
 bool Scheduler::GrantPlanned(Job& job, plan::Placement packed, Instant now) {
   Beside& beside = beside_[job.record.id];
   if (beside.plan != nullptr) {
-    if (!beside.made) return false;
+    if (!beside.made && !others_wait_) return false;
     const std::shared_ptr<const PlacementPlan> plan = std::exchange(beside.plan, nullptr);
-    if (plan->packed.ranks.size() == packed.ranks.size() && placer_.StillHolds(job, *plan)) {
+    if (beside.made && plan->packed.ranks.size() == packed.ranks.size() && placer_.StillHolds(job, *plan)) {
       GT_PROBE("head.grants_as_planned_beside");
       beside_.erase(job.record.id);
       grants_.Grant(job, plan->made(), now);
@@ -136,7 +143,7 @@ bool Scheduler::GrantPlanned(Job& job, plan::Placement packed, Instant now) {
   }
   const bool large = static_cast<int>(packed.ranks.size()) >= config_.plan_beside_from;
   const std::shared_ptr<PlacementPlan> plan = placer_.PlanOf(job, packed);
-  if (plan != nullptr && large && beside.stale < kStaleMax) {
+  if (plan != nullptr && large && !others_wait_ && beside.stale < kStaleMax) {
     beside.plan = plan;
     beside.made = false;
     context_.Do(MakePlan{plan});
@@ -204,6 +211,7 @@ void Scheduler::ExplainBlockers(Job& job, const plan::Placement& placement, cons
 }
 
 void Scheduler::NotPlaced(Job& job, const plan::Placement& placement, Instant now) {
+  beside_.erase(job.record.id);
   if (job.ProcessesWait() && !job.keep_until) job.keep_until = now + config_.keep_wait;
   job.record.waits_for_storage = false;
   const plan::Placement empty = placer_.PlacementAlone(job);

@@ -66,6 +66,7 @@ class Scheduler {
 
   std::optional<Instant> next_pass_;  // not before then over all jobs
   std::map<JobId, Beside> beside_;
+  bool others_wait_ = false;  // behind the job that is tried
 };
 
 }  // namespace gtrain::core

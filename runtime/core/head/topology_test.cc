@@ -122,6 +122,21 @@ TEST_F(PlanBesideTest, WhatChangedMeanwhileIsPlannedAgainAndTheThirdTimeAtOnce) 
   EXPECT_TRUE(plans_.empty());
 }
 
+// What a plan would take is free while it is made: so it is made at once where others wait behind.
+TEST_F(PlanBesideTest, TheFirstInTheQueueIsNotOvertakenWhileItsPlanIsMade) {
+  Pass(absl::Seconds(20), {"1"});  // one machine, so that all of the room comes at once
+  const JobId holds = Submit("holds 4 4");
+  MakePlans();
+  ASSERT_TRUE(Granted(holds));
+  const JobId big = Submit("train 4 4 in-twos");
+  const std::vector<JobId> small = {Submit("small 1 1"), Submit("small 1 1"), Submit("small 1 1")};
+  FromClient(ClientStop{holds, true});
+  FromNode("1", GenerationGone{holds, {1}});
+  Pass(absl::Seconds(1), {"1"});
+  EXPECT_TRUE(Granted(big));
+  for (const JobId& job : small) EXPECT_FALSE(Granted(job));
+}
+
 TEST_F(PlanBesideTest, APlanOfAMachineThatIsGoneGivesNothingAway) {
   const JobId job = Submit("train 4 4 one-per-node in-twos");
   Pass(absl::Seconds(11), {"1", "2", "3"});
