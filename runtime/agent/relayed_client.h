@@ -23,7 +23,7 @@ inline constexpr absl::Duration kRelayPatience = absl::Seconds(5);
 inline constexpr absl::Duration kRelaySilence = absl::Seconds(3);
 // A relay that answers may still lose what it is to carry: the head answers a hello, and a word of the
 // agent's own each 20 heartbeats.
-inline constexpr absl::Duration kHelloPatience = absl::Seconds(10), kHeadSilence = absl::Seconds(60);
+inline constexpr absl::Duration kHelloPatience = absl::Seconds(20), kHeadSilence = absl::Seconds(60);
 
 class RelayedClient final : public port::ClientTransport {
  public:
