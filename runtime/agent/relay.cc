@@ -67,7 +67,7 @@ void Relay::Hear(const port::Received& received, Instant now) {
            (part.stage != core::RelayStage::kOpen && part.stage != core::RelayStage::kSealed);
   });
   if (!head_) return Tell(node, child, core::RelayStage::kLost);
-  if (!up->parts.empty()) return PassOn(*std::move(up));
+  if (!up->parts.empty()) return PassOn(std::move(*up));
   if (child.number != 0 && !std::exchange(child.heard, true)) heard_.push_back(child.number);
   (void)transport_->Send({child.route}, wire::Encode(core::RelayedDown{}));
 }

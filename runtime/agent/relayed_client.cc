@@ -74,7 +74,7 @@ void RelayedClient::OnAnswer(absl::string_view bytes) {
   net::SealedSession session(net::SealedSession::End::kNode, secret_, half_,
                              bytes.substr(0, net::kSessionHalfBytes));
   if (!session.Open(bytes.substr(net::kSessionHalfBytes)).ok()) return;
-  session_.emplace(std::move(session));
+  session_.emplace(session);
   half_.clear();
 }
 

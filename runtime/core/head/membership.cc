@@ -406,9 +406,9 @@ bool Membership::MayOnlyLackItsAgent(const Node& node, Instant now) {
 }
 
 // The nodes of which a rank has just stepped.
-Membership::Some Membership::WhoSteps(const Job& job, Instant now) const {
+SomeNodes Membership::WhoSteps(const Job& job, Instant now) const {
   const absl::Duration recent = std::max(config_.suspect_after, 2 * BetweenSteps(job));
-  Some some;
+  SomeNodes some;
   for (const RankPlace& place : job.record.grant->ranks) {
     const std::optional<Instant> stepped = job.ranks[place.rank].stepped_at;
     if (stepped && now - *stepped <= recent) some.Add(place.node);

@@ -25,6 +25,17 @@ class Reconciler;
 class Recovery;
 class Relays;
 
+// Some nodes, as far as it matters whether there is one besides a given one.
+struct SomeNodes {
+  std::optional<NodeId> one;
+  bool more = false;
+  void Add(const NodeId& node) {
+    if (!one) one = node;
+    more = more || *one != node;
+  }
+  bool AnyBut(const NodeId& node) const { return more || (one && *one != node); }
+};
+
 class Membership {
  public:
   Membership(HeadContext& context, HeadModel& model, Recovery& recovery, Reconciler& reconciler,
@@ -71,17 +82,7 @@ class Membership {
   void OnSilence(const FailureDetector::Change& change, Instant now);
   void CountFlap(Node& node, Instant now);
   bool MayOnlyLackItsAgent(const Node& node, Instant now);
-  // Some nodes, as far as it matters whether there is one besides a given one.
-  struct Some {
-    std::optional<NodeId> one;
-    bool more = false;
-    void Add(const NodeId& node) {
-      if (!one) one = node;
-      more = more || *one != node;
-    }
-    bool AnyBut(const NodeId& node) const { return more || (one && *one != node); }
-  };
-  Some WhoSteps(const Job& job, Instant now) const;
+  SomeNodes WhoSteps(const Job& job, Instant now) const;
   void DropNode(const NodeId& id, const std::string& why, Instant now);
   NodeId NodeCalled(const std::string& text) const;
   void AllowFreeze(const Node& node);
@@ -102,8 +103,8 @@ class Membership {
   // What speaks for nodes that are silent, found out once a look at all of them: a room without power is
   // thousands.
   struct Evidence {
-    std::map<JobId, Some> stepping;  // nodes of which a rank has just stepped
-    std::optional<Some> usable;
+    std::map<JobId, SomeNodes> stepping;  // nodes of which a rank has just stepped
+    std::optional<SomeNodes> usable;
   };
   Evidence evidence_;
   FailureDetector detector_;

@@ -109,7 +109,7 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
     life_.FinishAfterSave(job);
     return true;
   }
-  plan::Placement placement = placer_.PlacementFor(job);
+  const plan::Placement placement = placer_.PlacementFor(job);
   if (!placement.placed) {
     if (save_.Begin(job, now)) return true;
     NotPlaced(job, placement, now);
@@ -123,11 +123,11 @@ bool Scheduler::TryPlace(Job& job, Instant now) {
   }
   if (!directories_.DirectoryIsFree(job, now))
     return true;  // asked only of who could start: that looks at all live jobs
-  return GrantPlanned(job, std::move(placement), now);
+  return GrantPlanned(job, placement, now);
 }
 
 // True when it is granted now. Else the plan is on its way, and the job is tried again when it comes.
-bool Scheduler::GrantPlanned(Job& job, plan::Placement packed, Instant now) {
+bool Scheduler::GrantPlanned(Job& job, const plan::Placement& packed, Instant now) {
   Beside& beside = beside_[job.record.id];
   if (beside.plan != nullptr) {
     if (!beside.made && !others_wait_) return false;

@@ -41,7 +41,7 @@ class Scheduler {
 
  private:
   bool TryPlace(Job& job, Instant now);
-  bool GrantPlanned(Job& job, plan::Placement packed, Instant now);
+  bool GrantPlanned(Job& job, const plan::Placement& packed, Instant now);
   void Await(Job& job, const NodeId& node, const char* why);
   void NotPlaced(Job& job, const plan::Placement& placement, Instant now);
   void ExplainBlockers(Job& job, const plan::Placement& placement, const plan::Placement& empty);
