@@ -8,7 +8,6 @@
 // back, and how many ranks the head ended or started again (must be 0).
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,7 +33,6 @@
 #include "job/spec/print.h"
 #include "net/zmq/client.h"
 #include "net/zmq/keys.h"
-#include "runtime/control/cluster_dir.h"
 #include "runtime/core/agent/agent_core.h"
 #include "runtime/wire/codec.h"
 
@@ -237,8 +235,6 @@ class AgentsBench {
 
   ~AgentsBench() {
     if (head_) head_->Kill(SIGTERM);
-    std::error_code ignored;
-    if (!home_.empty()) fs::remove_all(home_, ignored);
   }
 
   absl::Status Run() {
@@ -253,26 +249,9 @@ class AgentsBench {
 
  private:
   absl::Status Prepare() {
-    rlimit files;
-    getrlimit(RLIMIT_NOFILE, &files);
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-    if (files.rlim_cur < 9 * static_cast<rlim_t>(count_) + 200) {
-      return absl::ResourceExhaustedError(absl::StrCat(count_, " agents need ", 9 * count_ + 200,
-                                                       " open files, ulimit -n allows ", files.rlim_cur));
-    }
-    std::string pattern = (fs::temp_directory_path() / "gt-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "mkdtemp");
-    home_ = pattern;
-    GT_ASSIGN_OR_RETURN(files_, net::InitCluster(home_ + "/cluster"));
-    std::string keys;
-    for (int i = 0; i < count_; ++i) {
-      keys_.push_back(net::MakeKeyPair());
-      absl::StrAppend(&keys, "node ", keys_.back().public_key, " node-", i, "\n");
-    }
-    GT_ASSIGN_OR_RETURN(const std::string before, ReadFile(files_.authorized_path(), 1 << 20));
-    GT_RETURN_IF_ERROR(WriteFileDurable(files_.authorized_path(), before + keys, 0600));
-    head_.emplace(gtrain_, files_.dir);
+    GT_RETURN_IF_ERROR(AllowFilesOf(static_cast<size_t>(count_), "agents"));
+    GT_RETURN_IF_ERROR(cluster_.Make(count_));
+    head_.emplace(gtrain_, cluster_.files().dir);
     return head_->Start();
   }
 
@@ -282,16 +261,16 @@ class AgentsBench {
     epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
     net::ClientOptions options;
     options.endpoint = head_->endpoint();
-    options.server_public_key = files_.head.public_key;
+    options.server_public_key = cluster_.files().head.public_key;
     options.context = context_;
-    GT_ASSIGN_OR_RETURN(options.keys, net::LoadKeyPair(files_.admin_key_path()));
+    GT_ASSIGN_OR_RETURN(options.keys, net::LoadKeyPair(cluster_.files().admin_key_path()));
     client_ = std::make_unique<LoadClient>(options);
     GT_RETURN_IF_ERROR(client_->Connect());
     Watch(client_->fd(), count_);
     for (int i = 0; i < count_; ++i) {
-      options.keys = keys_[static_cast<size_t>(i)];
+      options.keys = cluster_.keys()[static_cast<size_t>(i)];
       agents_.push_back(std::make_unique<SimulatedAgent>(
-          options, AgentConfigOf(i, options.keys, files_.cluster), &counters_));
+          options, AgentConfigOf(i, options.keys, cluster_.files().cluster), &counters_));
       GT_RETURN_IF_ERROR(agents_.back()->Connect());
       Watch(agents_.back()->fd(), i);
       Turn(absl::ZeroDuration());
@@ -322,7 +301,7 @@ class AgentsBench {
               std::function<void(const core::ClientReply&)> then) {
     core::ClientSubmit submit;
     submit.spec_text = std::move(text);
-    submit.run_dir = home_ + "/runs/{job}";
+    submit.run_dir = cluster_.home() + "/runs/{job}";
     return client_->Send(std::move(submit), latencies, std::move(then));
   }
 
@@ -453,9 +432,7 @@ class AgentsBench {
   const Options options_;
   const int count_;
   const std::string gtrain_;
-  std::string home_;
-  net::ClusterFiles files_;
-  std::vector<net::KeyPair> keys_;
+  BenchCluster cluster_;
   std::optional<HeadProcess> head_;
   std::shared_ptr<void> context_;
   UniqueFd epoll_;

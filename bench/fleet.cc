@@ -1,7 +1,6 @@
 #include "bench/fleet.h"
 
 #include <sys/epoll.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <utility>
@@ -15,7 +14,6 @@
 namespace gtrain::bench {
 namespace {
 
-constexpr int kFilesEach = 9;  // of a ZeroMQ client with a monitor
 constexpr absl::Duration kBeatsEvery = absl::Seconds(1), kFlushEvery = absl::Milliseconds(500);
 constexpr int kOwnWordEvery = 20;  // beats, as runtime/core/agent/head_talk.cc has it
 constexpr absl::Duration kSweepEvery = absl::Milliseconds(200);
@@ -39,14 +37,7 @@ Fleet::Connection& Fleet::ConnectionOf(size_t agent) { return connections_[conne
 absl::Status Fleet::Connect() {
   const size_t each = static_cast<size_t>(plan_.children) + 1;
   const size_t count = (plan_.keys.size() + each - 1) / each;
-  rlimit files;
-  getrlimit(RLIMIT_NOFILE, &files);
-  files.rlim_cur = files.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &files);
-  if (files.rlim_cur < kFilesEach * count + 200) {
-    return absl::ResourceExhaustedError(absl::StrCat(count, " connections need ", kFilesEach * count + 200,
-                                                     " open files, ulimit -n allows ", files.rlim_cur));
-  }
+  GT_RETURN_IF_ERROR(AllowFilesOf(count, "connections"));
   context_ = net::MakeClientContext(static_cast<int>(count) + 1);
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   began_ = BenchClock().Now();
@@ -138,7 +129,6 @@ void Fleet::Beat(size_t index, int64_t round) {
   Agent& agent = agents_[index];
   Connection& connection = ConnectionOf(index);
   if (!agent.welcomed || agent.silent) return;
-  ++counters_.beats;
   if (index == connection.agent)
     return Say(connection, agent, core::AgentHeartbeat{static_cast<uint64_t>(round) + 1, {}, {}});
   connection.out.heard.push_back(agent.session_number);
@@ -195,7 +185,6 @@ void Fleet::OnMessage(Connection& connection, Agent& agent, const core::Message&
   } else if (std::holds_alternative<core::ExchangeTable>(message)) {
     ++counters_.tables;
   } else if (const auto* revoke = std::get_if<core::Revoke>(&message)) {
-    ++counters_.revoked;
     if (const auto rank = agent.ranks.find(revoke->job); rank != agent.ranks.end()) {
       core::RankExit exit{.job = revoke->job, .generation = rank->second.first, .rank = rank->second.second};
       exit.cause = core::ExitCause::kStopped;

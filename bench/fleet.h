@@ -6,7 +6,7 @@
 // its own session and its own sealed messages; of a message to many (a grant, a table) one opens the body for
 // all, since ten thousand machines would do that at the same time and one cannot.
 //
-// Not thread-safe. An agent costs 400 bytes, and 9 descriptors more where it has a connection.
+// Not thread-safe. An agent that has a connection costs 9 descriptors.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -17,7 +17,6 @@
 
 #include "absl/status/status.h"
 #include "base/clock.h"
-#include "base/rng.h"
 #include "base/unique_fd.h"
 #include "net/zmq/client.h"
 #include "net/zmq/end_to_end.h"
@@ -38,10 +37,8 @@ struct FleetPlan {
 
 struct FleetCounters {
   int welcomed = 0;
-  int64_t beats = 0;
   int64_t started = 0;             // ranks
   int64_t tables = 0;              // agents that have the entry barrier's table
-  int64_t revoked = 0;             // generations, once each agent
   int64_t sent = 0, received = 0;  // bytes of the head's connections, without ZeroMQ's and TCP's own
   Instant last_part;               // of an entry barrier left
   std::map<std::pair<JobId, Generation>, int64_t> starts;  // ranks
@@ -58,7 +55,6 @@ class Fleet {
   void Turn(absl::Duration wait);
 
   const FleetCounters& counters() const { return counters_; }
-  size_t size() const { return agents_.size(); }
   void Watch(const std::string& job) { watched_ = JobId(job); }
   const JobId& watched() const { return watched_; }
   // Ranks of this generation of the watched job that have started.

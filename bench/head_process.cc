@@ -7,12 +7,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
-#include "runtime/control/cluster_dir.h"
+#include "base/status_macros.h"
 
 extern char** environ;
 
@@ -35,6 +38,36 @@ double OwnCpuSeconds() {
 const RealClock& BenchClock() {
   static const RealClock clock;
   return clock;
+}
+
+absl::Status AllowFilesOf(size_t clients, const std::string& whose) {
+  const rlim_t needed = 9 * clients + 200;
+  rlimit files;
+  getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+  if (files.rlim_cur >= needed) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(clients, " ", whose, " need ", needed, " open files, ulimit -n allows ", files.rlim_cur));
+}
+
+BenchCluster::~BenchCluster() {
+  std::error_code ignored;
+  if (!home_.empty()) std::filesystem::remove_all(home_, ignored);
+}
+
+absl::Status BenchCluster::Make(int nodes) {
+  std::string pattern = (std::filesystem::temp_directory_path() / "gt-XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "mkdtemp");
+  home_ = pattern;
+  GT_ASSIGN_OR_RETURN(files_, net::InitCluster(home_ + "/cluster"));
+  std::string lines;
+  for (int i = 0; i < nodes; ++i) {
+    keys_.push_back(net::MakeKeyPair());
+    absl::StrAppend(&lines, "node ", keys_.back().public_key, " node-", i, "\n");
+  }
+  GT_ASSIGN_OR_RETURN(const std::string before, ReadFile(files_.authorized_path(), 1 << 20));
+  return WriteFileDurable(files_.authorized_path(), before + lines, 0600);
 }
 
 HeadProcess::HeadProcess(std::string gtrain, std::string dir, std::vector<std::string> flags)

@@ -8,12 +8,38 @@
 
 #include "absl/status/status.h"
 #include "base/clock.h"
+#include "net/zmq/keys.h"
+#include "runtime/control/cluster_dir.h"
 
 namespace gtrain::bench {
 
 // User and system time of all threads of this process so far.
 double OwnCpuSeconds();
 const RealClock& BenchClock();
+
+// Raises this process's limit of open files as far as it goes. ResourceExhausted: `clients` ZeroMQ clients
+// need more, 9 each; `whose` says what they are.
+absl::Status AllowFilesOf(size_t clients, const std::string& whose);
+
+// A new cluster in a folder of its own, whose head lets in nodes "node-0", "node-1", ... with these keys. The
+// folder goes with it.
+class BenchCluster {
+ public:
+  BenchCluster() = default;
+  ~BenchCluster();
+  BenchCluster(const BenchCluster&) = delete;
+  BenchCluster& operator=(const BenchCluster&) = delete;
+
+  absl::Status Make(int nodes);  // once
+  const std::string& home() const { return home_; }
+  const net::ClusterFiles& files() const { return files_; }
+  const std::vector<net::KeyPair>& keys() const { return keys_; }
+
+ private:
+  std::string home_;
+  net::ClusterFiles files_;
+  std::vector<net::KeyPair> keys_;
+};
 
 class HeadProcess {
  public:

@@ -6,19 +6,18 @@
 // loses one, and how long until all are back after kill -9 of the head. The CPU of the fleet itself, on the
 // same machine, stands beside each row as its peer: it plays machines that would not be there.
 //
-// --only direct: 2,000 and 4,900 directly, as many as a head takes from one address with 20,000 descriptors.
+// --only costs: what a message to many and one of a child take. --only direct: 2,000 and 4,900 directly, as
+// many as a head takes from one address with 20,000 descriptors.
 // --only relays: 256, 2,048 and 10,000 through relays of 64.
 // --only many: 100,000 through 400 relays.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -34,14 +33,13 @@
 #include "bench/head_process.h"
 #include "job/spec/print.h"
 #include "net/zmq/client.h"
+#include "net/zmq/end_to_end.h"
 #include "net/zmq/keys.h"
-#include "runtime/control/cluster_dir.h"
 #include "runtime/wire/codec.h"
+#include "runtime/wire/packed.h"
 
 namespace gtrain::bench {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int kRadix = 64;
 constexpr int kDirectEach = 2'000;  // agents that one process can play directly: each has 9 descriptors
@@ -52,7 +50,7 @@ constexpr absl::Duration kPhaseDeadline = absl::Minutes(1);
 
 struct Played {  // shared with the process that plays
   std::atomic<int> welcomed{0};
-  std::atomic<int64_t> beats{0}, bytes{0}, cpu_us{0};
+  std::atomic<int64_t> bytes{0}, cpu_us{0};
   std::atomic<bool> failed{false};
 };
 
@@ -68,7 +66,6 @@ void Play(const FleetPlan& plan, Played* played) {
   for (;;) {
     fleet.Turn(absl::Milliseconds(5));
     played->welcomed = fleet.counters().welcomed;
-    played->beats = fleet.counters().beats;
     played->bytes = fleet.counters().sent + fleet.counters().received;
     played->cpu_us = static_cast<int64_t>(1e6 * OwnCpuSeconds());
   }
@@ -90,8 +87,6 @@ class Scale {
       waitpid(pid, nullptr, 0);
     }
     if (head_) head_->Kill(SIGTERM);
-    std::error_code ignored;
-    if (!home_.empty()) fs::remove_all(home_, ignored);
     if (played_ != nullptr) munmap(played_, sizeof(Played) * kPlayersMax);
   }
 
@@ -113,19 +108,9 @@ class Scale {
   static constexpr size_t kPlayersMax = 64;
 
   absl::Status Prepare() {
-    std::string pattern = (fs::temp_directory_path() / "gt-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "mkdtemp");
-    home_ = pattern;
-    GT_ASSIGN_OR_RETURN(files_, net::InitCluster(home_ + "/cluster"));
-    std::string lines;
-    for (int i = 0; i < count_; ++i) {
-      keys_.push_back(net::MakeKeyPair());
-      absl::StrAppend(&lines, "node ", keys_.back().public_key, " node-", i, "\n");
-    }
-    GT_ASSIGN_OR_RETURN(const std::string before, ReadFile(files_.authorized_path(), 1 << 20));
-    GT_RETURN_IF_ERROR(WriteFileDurable(files_.authorized_path(), before + lines, 0600));
+    GT_RETURN_IF_ERROR(cluster_.Make(count_));
     // Who goes through whom is settled already, as it is in a cluster that starts again.
-    head_.emplace(options_.folder + "/gtrain", files_.dir,
+    head_.emplace(options_.folder + "/gtrain", cluster_.files().dir,
                   std::vector<std::string>{"--relays-from", "0", "--connections-per-address", "100000"});
     return head_->Start();
   }
@@ -133,9 +118,9 @@ class Scale {
   FleetPlan PlanOf(int first, int count) const {
     FleetPlan plan;
     plan.endpoint = head_->endpoint();
-    plan.head_public_key = files_.head.public_key;
-    plan.cluster = files_.cluster;
-    plan.keys.assign(keys_.begin() + first, keys_.begin() + first + count);
+    plan.head_public_key = cluster_.files().head.public_key;
+    plan.cluster = cluster_.files().cluster;
+    plan.keys.assign(cluster_.keys().begin() + first, cluster_.keys().begin() + first + count);
     plan.first = first;
     plan.children = children_;
     return plan;
@@ -210,8 +195,8 @@ class Scale {
   absl::Status Ask(core::ClientRequestBody body, std::function<void(const core::ClientReply&)> then) {
     net::ClientOptions options;
     options.endpoint = head_->endpoint();
-    options.server_public_key = files_.head.public_key;
-    GT_ASSIGN_OR_RETURN(options.keys, net::LoadKeyPair(files_.admin_key_path()));
+    options.server_public_key = cluster_.files().head.public_key;
+    GT_ASSIGN_OR_RETURN(options.keys, net::LoadKeyPair(cluster_.files().admin_key_path()));
     GT_ASSIGN_OR_RETURN(const auto client, net::ZmqClient::Connect(options));
     GT_RETURN_IF_ERROR(Until("the client to connect", [&] { return client->Connected(); }));
     core::ClientRequest request{net::RandomHex(16), absl::Seconds(60), std::move(body)};
@@ -240,7 +225,7 @@ class Scale {
     job.resources.cpus = 1;
     core::ClientSubmit submit;
     submit.spec_text = spec::PrintJob(job);
-    submit.run_dir = home_ + "/runs/{job}";
+    submit.run_dir = cluster_.home() + "/runs/{job}";
     return Ask(std::move(submit), [this](const core::ClientReply& reply) {
       const size_t at = reply.json.find("\"job\":\"") + 7;
       fleet_->Watch(reply.json.substr(at, reply.json.find('"', at) - at));
@@ -379,9 +364,7 @@ class Scale {
   const Options options_;
   const int count_, children_;
   const std::string name_;
-  std::string home_;
-  net::ClusterFiles files_;
-  std::vector<net::KeyPair> keys_;
+  BenchCluster cluster_;
   std::optional<HeadProcess> head_;
   std::optional<Fleet> fleet_;
   std::vector<pid_t> players_;
@@ -389,6 +372,42 @@ class Scale {
   int silent_ = 0;  // agents that say nothing, which are missed after the head has started anew
   std::vector<Outcome> outcomes_;
 };
+
+// What a head pays once for a message to many, and for each of a child.
+std::vector<Outcome> Costs() {
+  const auto microseconds = [](int times, const std::function<void()>& once) {
+    const Instant start = BenchClock().Now();
+    for (int i = 0; i < times; ++i) once();
+    return absl::ToDoubleMicroseconds(BenchClock().Now() - start) / times;
+  };
+  std::vector<Outcome> all;
+  const auto add = [&](const std::string& name, const std::string& unit, double value) {
+    all.push_back({name, unit, "", Series{{value}}, {}});
+  };
+  constexpr int kRanks = 10'000;
+  core::GenerationGrant grant{.job = JobId("over-10000-1"), .generation = {1}, .world_size = kRanks};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const NodeId node(net::RandomHex(8));
+    grant.nodes.push_back({.node = node, .address = "10.0.0.1", .hostname = absl::StrCat("node-", rank)});
+    grant.ranks.push_back({.rank = rank, .node = node, .cpus = {0}});
+  }
+  const std::string bytes = wire::Encode(core::StartGeneration{{1}, grant, {}}), packed = wire::Pack(bytes);
+  add("grant of 10,000 ranks: bytes a rank", "B", static_cast<double>(bytes.size()) / kRanks);
+  add("grant of 10,000 ranks: packed, a rank", "B", static_cast<double>(packed.size()) / kRanks);
+  add("grant of 10,000 ranks: to pack it", "ms", microseconds(10, [&] { (void)wire::Pack(bytes); }) / 1e3);
+  add("grant of 10,000 ranks: to unpack it", "ms",
+      microseconds(10, [&] { (void)wire::Unpack(packed); }) / 1e3);
+  const net::KeyPair node = net::MakeKeyPair(), head = net::MakeKeyPair();
+  add("secret of a child's key, once", "us",
+      microseconds(200, [&] { (void)net::PairSecret(head, node.public_key); }));
+  const std::string secret = net::PairSecret(head, node.public_key).value();
+  const std::string half(net::kSessionHalfBytes, 'h'), message(200, 'm');
+  net::SealedSession there(net::SealedSession::End::kNode, secret, half, half);
+  net::SealedSession here(net::SealedSession::End::kHead, secret, half, half);
+  add("200 bytes sealed and opened", "us",
+      microseconds(20'000, [&] { (void)here.Open(there.Seal(message)); }));
+  return all;
+}
 
 struct Part {
   const char* only;
@@ -401,6 +420,7 @@ constexpr Part kParts[] = {{"direct", 2'000, 0, false, true},       {"direct", 4
 
 int Main(const Options& options) {
   std::vector<Outcome> all;
+  if (options.only.empty() || options.only == "costs") all = Costs();
   bool failed = false;
   for (const Part& part : kParts) {
     if (!options.only.empty() ? options.only != part.only : options.quick && !part.quick) continue;
@@ -417,5 +437,5 @@ int Main(const Options& options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"direct", "relays", "many"}));
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"costs", "direct", "relays", "many"}));
 }

@@ -5,7 +5,7 @@
 // without a word. A session mixes it with fresh halves of both ends (BLAKE2b), so what was recorded in one
 // session opens in no other. Messages are ChaCha20-Poly1305 (RFC 8439) under one key a direction, numbered
 // from 0: one that was changed, left out, repeated or moved does not open, and the session is over.
-// Costs: 50 us for the secret of a pair, once; 2 us and 16 bytes a message. docs/protocols/relays.md.
+// A message costs 16 bytes; `bench_scale --only costs` has the times. docs/protocols/relays.md.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -563,7 +563,8 @@ void Agent::OpenDoor() {
     door_ = *std::move(door);
   } else {
     why_no_door_ = std::string(door.status().message());
-    LogWarning("other agents cannot reach the head through this one: ", why_no_door_);
+    LogWarning("other agents cannot reach the head through this one: ", why_no_door_,
+               "; the head leads them elsewhere, and asks again when this agent has started anew");
   }
 }
 
@@ -584,7 +585,9 @@ void Agent::Do(core::LetThrough& effect) {
 void Agent::Do(core::GoThrough& effect) {
   if (relayed_ != nullptr && via_.endpoint == effect.via.endpoint) return;
   auto next = ConnectThrough(effect.via, Self(), keys_, membership_.head_public_key, rng_.Unit());
-  if (!next.ok()) return LogWarning("not through ", effect.via.endpoint, ": ", next.status().message());
+  if (!next.ok())
+    return LogWarning("the head is not reached through ", effect.via.endpoint, ": ", next.status().message(),
+                      "; this agent stays as it is connected");
   next_ = *std::move(next);
   via_ = effect.via;
 }
@@ -597,7 +600,8 @@ void Agent::TurnRelay() {
     const absl::Status sent =
         transport_ == nullptr ? absl::UnavailableError("no connection") : transport_->Send(wire::Encode(up));
     if (sent.ok()) continue;
-    LogWarning("messages of other agents to the head were lost: ", sent.message());
+    LogWarning("messages of other agents to the head were lost: ", sent.message(),
+               "; they are told, and say them again");
     relay.SetHead(false);
     reconnect_ = reconnect_ || absl::IsResourceExhausted(sent);
     return;
@@ -619,7 +623,8 @@ void Agent::LookAtWay() {
       reconnect_ = false;
       SaveVia(options_.state_dir, via_);
     } else if (next_->Failed()) {
-      LogWarning("the head is not reached through ", via_.relay.value, " at ", via_.endpoint);
+      LogWarning("the head is not reached through ", via_.relay.value, " at ", via_.endpoint,
+                 ": connects directly; can this machine reach that port?");
       next_.reset();
       SaveVia(options_.state_dir, std::nullopt);
       if (transport_ == nullptr) reconnect_ = true;
@@ -710,10 +715,10 @@ void Agent::SayHeadUp() {
 // The core starts ranks from what was read and made here before.
 void Agent::Prepare(core::StartGeneration start) {
   const JobId job = start.grant.job;
+  const bool fresh = start.grant.generation.value == 1 || refused_.contains(job);
   const bool posted = files_.Post(
       job,
-      [this, number = order_.connection(), cluster = membership_.cluster, self = Self(),
-       fresh = start.grant.generation.value == 1 || refused_.contains(job),
+      [this, number = order_.connection(), cluster = membership_.cluster, self = Self(), fresh,
        start = std::move(start)]() mutable -> JobFiles::Done {
         core::StartFacts facts;
         const core::GenerationGrant& grant = start.grant;

@@ -1,8 +1,8 @@
 // Relay: what an agent does for other agents that reach the head through it (docs/protocols/relays.md). It
 // carries sealed messages both ways and says which of its children it has heard; it decides nothing.
 //
-// Owner thread only; nothing blocks. A child costs a connection and 200 bytes; each beat interval the head
-// gets one message for all of them. What cannot be passed on is lost, and its child is told so (kOver,
+// Owner thread only; nothing blocks. A child costs a connection; each half second the head gets one
+// message for all of them. What cannot be passed on is lost, and its child is told so (kOver,
 // kLost): the child opens a session anew, and its first hello settles what was lost.
 #pragma once
 #include <map>

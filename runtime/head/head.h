@@ -21,7 +21,7 @@ namespace gtrain::head {
 // Of PrintTopology(HeadOptions::topology): it is one answer.
 inline constexpr size_t kTopologyTextMax = 8 << 20;
 
-// So many agents a head holds directly without noticing: a tenth of a core for their heartbeats.
+// So many agents a head holds directly at some hundredths of a core for their heartbeats (bench_scale).
 inline constexpr int kRelayFrom = 1024;
 
 struct HeadOptions {

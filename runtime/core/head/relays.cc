@@ -15,8 +15,7 @@ constexpr absl::Duration kMovePatience = absl::Seconds(30);  // ConnectVia to th
 // An agent that came back from its relay is moved again after kAgainMin, doubling while that goes on.
 constexpr absl::Duration kAgainMin = absl::Seconds(10), kAgainMax = absl::Minutes(10);
 constexpr size_t kMovesMax = 2'000;
-constexpr size_t kRelaysMax =
-    400;  // then each has more children: to the head a relay costs as much as ten agents
+constexpr size_t kRelaysMax = 400;   // then each has more children
 constexpr size_t kOwnRelayFrom = 8;  // so many of one rack have a relay of their own
 
 std::string LabelOf(const Node& node, const char* name) {
